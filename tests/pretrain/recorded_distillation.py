@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from recorded import EXACT, RecordedTraining, close, close_norm, count, doubled
+from recorded import EXACT, RecordedTraining, assert_close, assert_norm_close, count, doubled
 from recordings import facts, matches, tensors, under
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from pretrain.schedules import CosineTo, TableCosine, cosine
 
 @dataclass(frozen=True)
 class RecordedRates:
-    """The recordings keep the official rate from falling under a floor, so that the first step moves."""
+    """The recorded rates: recordings keep the official rate above a floor, so that the first step has an effect."""
 
     rates: Tensor
 
@@ -30,25 +30,27 @@ def crop_major(outputs: Tensor) -> Tensor:
     return outputs.transpose(0, 1).flatten(0, 1)
 
 
-def one_name_a_module(recorded: dict[str, Tensor]) -> dict[str, Tensor]:
-    """last_layer2 may be iBOT's second name of one module."""
+def without_second_names(recorded: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Drop iBOT's last_layer2 if it is a second name of last_layer."""
     first, second = (recorded.get(f"head.{layer}.weight_v") for layer in ("last_layer", "last_layer2"))
     shared = first is not None and second is not None and torch.equal(first, second)
     return {name: tensor for name, tensor in recorded.items() if not shared or ".last_layer2." not in name}
 
 
 def by_network(data: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Both networks under one prefix, with "student." and "teacher." before the official names; gradients are recorded
-    of the student without it."""
+    """Rename the tensors of both networks to one prefix and "student." or "teacher." before the official names.
+
+    Gradients are recorded of the student without such a name.
+    """
     steps, renamed = count(data, "step{}/crop0"), dict(data)
     for step in (0, steps):
         for network in ("student", "teacher"):
-            own = one_name_a_module(under(data, f"{network}{step}/"))
-            renamed |= {f"model{step}/{network}.{name}": tensor for name, tensor in own.items()}
+            tensors_of_network = without_second_names(under(data, f"{network}{step}/"))
+            renamed |= {f"model{step}/{network}.{name}": tensor for name, tensor in tensors_of_network.items()}
     for step in range(steps):
         for kind in ("gradnorm", "clipped_gradnorm", "grad"):
-            own = one_name_a_module(under(data, f"step{step}/{kind}/"))
-            renamed |= {f"{kind}{step}/student.{name}": tensor for name, tensor in own.items()}
+            gradients = without_second_names(under(data, f"step{step}/{kind}/"))
+            renamed |= {f"{kind}{step}/student.{name}": tensor for name, tensor in gradients.items()}
     return renamed
 
 
@@ -80,11 +82,11 @@ class RecordedDistillation(RecordedTraining):
 
     def our_name(self, official):
         if official.endswith("backbone.masked_embed"):
-            return "mask_token"  # the one parameter that is the student's and lies beside it
+            return "mask_token"  # a parameter of the student that our method keeps beside it
         return official.replace("backbone.", "vit.trunk.", 1)
 
     def first_state(self, method):
-        """What the recording does not have stays as it is."""
+        """Tensors that are not recorded keep their values."""
         state = method.state_dict() | self.centres(None)
         return state | {name: tensor.view_as(state[name]) for name, tensor in self.named(self.start).items()}
 
@@ -117,32 +119,31 @@ class RecordedDistillation(RecordedTraining):
         return replace(super().recipe(), lr_batch=256, weight_decay_schedule=decay, clip_each=True)
 
     def decay_end(self) -> float:
-        """Where the recorded weight decay's half cosine goes, which its last step does not quite reach."""
+        """End of the recorded weight decay's half cosine, which its last step does not quite reach."""
         first, last = self.data["sched/wd"][[0, -1]].tolist()
-        left = cosine(1.0, 0.0, 1 - 1 / len(self.data["sched/wd"]))
-        return (last - left * first) / (1 - left)
+        remaining = cosine(1.0, 0.0, 1 - 1 / len(self.data["sched/wd"]))
+        return (last - remaining * first) / (1 - remaining)
 
     def views(self, forward):
         crops = [self.data[f"step{forward}/crop{number}"] for number in range(2 + self.config["nloc"])]
         views = {"global": torch.stack(crops[:2], dim=1)}
         return {**views, "local": torch.stack(crops[2:], dim=1)} if self.config["nloc"] else views
 
-    def close_rates(self, updates, progress, step):
-        """They are the recorded ones."""
+    def check_rates(self, updates, progress, step):
+        """The schedule takes the recorded rates, so there is nothing to compare."""
 
-    def close_update(self, updates, logs, step):
-        """Centres, and the norms of all gradients after each was clipped."""
+    def check_update(self, updates, logs, step):
+        """Compare the centres, and the norms of all gradients after each was clipped."""
         for name, recorded in self.centres(step).items():
-            close(updates.method.get_buffer(name), recorded, self.END, f"{name} {step}")
+            assert_close(updates.method.get_buffer(name), recorded, self.END, f"{name} {step}")
         norms = under(self.data, f"clipped_gradnorm{step}/")
         assert self.names(norms) >= (self.recorded(updates.after_clipping) if self.config["clip"] else set())
         for name, norm in norms.items():
             gradient = updates.after_clipping[self.our_name(name)]
-            close_norm(gradient, norm, self.NORM, f"{name}, clipped, step {step}", self.ROUNDING)
+            assert_norm_close(gradient, norm, self.NORM, f"{name}, clipped, step {step}", self.ROUNDING)
 
     def rounding(self):
-        """Constants in front of a batch norm, whose gradients are rounding of which Adam makes steps, and the running
-        means that follow."""
+        """Constants in front of a batch norm, whose gradients are rounding, and the running means that follow."""
         norms = under(self.data, f"gradnorm{self.steps - 1}/student.")
         constants = {name for name, norm in norms.items() if 0 < norm < self.ROUNDING}
         layers = [int(match[1]) for match in matches(r"head\.mlp\.(\d+)\.bias", constants)]
@@ -156,18 +157,18 @@ class RecordedDistillation(RecordedTraining):
         for step, rate in enumerate(data["sched/lr"]):
             now = self.progress(step)
             method.before_forward(now)
-            close(max(rates.at(recipe.peak, now), config["lr0"]), rate, EXACT, f"rate {step}")
+            assert_close(max(rates.at(recipe.peak, now), config["lr0"]), rate, EXACT, f"rate {step}")
             decay = recipe.weight_decay_schedule.at(recipe.weight_decay, now)
-            close(decay, data["sched/wd"][step], EXACT, f"weight decay {step}")
+            assert_close(decay, data["sched/wd"][step], EXACT, f"weight decay {step}")
             momentum = cosine(config["mom"], 1.0, now.step / now.steps)
-            close(momentum, data["sched/momentum"][step], EXACT, f"momentum {step}")
+            assert_close(momentum, data["sched/momentum"][step], EXACT, f"momentum {step}")
             for ours, recorded in temperatures.items():
                 if hasattr(method, ours):
-                    close(getattr(method, ours), data[f"sched/{recorded}"][now.epoch], EXACT, f"{ours} {step}")
+                    assert_close(getattr(method, ours), data[f"sched/{recorded}"][now.epoch], EXACT, f"{ours} {step}")
 
 
 class RecordedDino(RecordedDistillation):
-    """DINO's (facebookresearch/dino 7c446df), which methods that are DINO but for what they add must repeat too."""
+    """DINO's recording (facebookresearch/dino 7c446df), which methods that extend DINO must repeat too."""
 
     folder, method = "dino", dino.METHOD
     losses = {"loss": "step{}/loss"}

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from recorded import EXACT, RecordedTraining, close, count, doubled
+from recorded import EXACT, RecordedTraining, assert_close, count, doubled
 from recordings import facts, tensors, under
 from torch import Tensor
 
@@ -36,20 +36,20 @@ def image_major(rows: Tensor, crops: int) -> Tensor:
 
 def mask_order(rows: Tensor, masks: Tensor) -> Tensor:
     """Rows (m, ...) of the patches that masks (B, G, L) hide -> in the order of the recording, crop by crop."""
-    everywhere = rows.new_zeros(*masks.shape, *rows.shape[1:])
-    everywhere[masks] = rows
-    return everywhere.transpose(0, 1)[masks.transpose(0, 1)]
+    all_rows = rows.new_zeros(*masks.shape, *rows.shape[1:])
+    all_rows[masks] = rows
+    return all_rows.transpose(0, 1)[masks.transpose(0, 1)]
 
 
 class RecordedMasked(RecordedTraining):
-    """A case of `folder`; options of the encoder that none of ours has are refused."""
+    """A case of `folder`; options that our encoders do not have are refused."""
 
     folder: ClassVar[str]
     case: ClassVar[str]
     LOSS, NORM, END = 1e-9, 1e-8, 1e-7
     start, end, norm, gradient = "model0/", "model_end/", "gradnorm{}/", "grad{}/"
     unrecorded = r"(?!student\.|teacher\.).*"
-    draws: list[Tensor]  # permutations of the images that stochastic depth will draw
+    draws: list[Tensor]  # permutations of the images for stochastic depth to draw
 
     def __init_subclass__(cls) -> None:
         if "case" not in vars(cls):
@@ -132,15 +132,15 @@ class RecordedMasked(RecordedTraining):
         return TrainProgress(step=config["first"] + step, steps_per_epoch=config["epoch_len"], epochs=config["epochs"])
 
     def views(self, forward):
-        """Sets what stochastic depth draws. Officially a block draws for the global crops and the local ones before
-        the next does; ours take the global crops through all blocks first."""
+        """Also set what stochastic depth draws. Officially a block draws for the global and the local crops before
+        the next block does; ours encode the global crops with all blocks first."""
         data, crops = under(self.data, f"step{forward}/"), {"global": 2, "local": self.config["nloc"]}
-        drawn = [data[f"drop/{number:02d}"] for number in range(count(data, "drop/{:02d}"))]
+        permutations = [data[f"drop/{number:02d}"] for number in range(count(data, "drop/{:02d}"))]
         images = self.config["B"]
         self.draws = [
             perm % images * number + perm // images
             for kind, number in enumerate(crops.values())
-            for perm in drawn[kind::2]
+            for perm in permutations[kind::2]
         ]
         views = {name: image_major(data[name], number) for name, number in crops.items() if number}
         return {**views, "mask": image_major(data["masks"], 2)}
@@ -149,11 +149,11 @@ class RecordedMasked(RecordedTraining):
     def recorded_draws(self, monkeypatch):
         monkeypatch.setattr(torch, "randperm", lambda images, device=None: self.draws.pop(0))
 
-    def close_rates(self, updates, progress, step):
-        close(updates.rates(progress)[0], self.data["sched/lr"][progress.step], EXACT, f"learning rate {step}")
+    def check_rates(self, updates, progress, step):
+        assert_close(updates.rates(progress)[0], self.data["sched/lr"][progress.step], EXACT, f"learning rate {step}")
 
-    def close_update(self, updates, logs, step):
-        """The norm of each part's gradient, before it was clipped by itself."""
+    def check_update(self, updates, logs, step):
+        """Compare the norm of each part's gradient before it was clipped by itself."""
         assert not self.draws
         parts = {"backbone": "vit", "dino_head": "head", "ibot_head": "patch_head"}
         norms = under(self.data, f"step{step}/clipnorm/")
@@ -161,10 +161,10 @@ class RecordedMasked(RecordedTraining):
         for name, norm in norms.items():
             names = [n for g in updates.groups if g.clipped_with == parts[name] for n in g.parameters]
             gradients = [updates.raw[parameter].norm() for parameter in names if parameter in updates.raw]
-            close(torch.stack(gradients).norm(), norm, self.NORM, f"{name} {step}")
+            assert_close(torch.stack(gradients).norm(), norm, self.NORM, f"{name} {step}")
 
     def test_decayed_parameters(self):
-        """And the rates of all groups."""
+        """The rates of all groups are compared too."""
         ours = {
             name: (group.lr_scale, 0.0 if group.weight_decay == 0 else 1.0, group.zero_lr_epochs > 0)
             for group in self.begin().groups
@@ -185,4 +185,4 @@ class RecordedMasked(RecordedTraining):
     def test_momentum(self):
         steps = self.config["epochs"] * self.config["epoch_len"]
         for step in range(steps):
-            close(cosine(*self.config["mom"], step / steps), self.data["sched/momentum"][step], EXACT, f"{step}")
+            assert_close(cosine(*self.config["mom"], step / steps), self.data["sched/momentum"][step], EXACT, f"{step}")

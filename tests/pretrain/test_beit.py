@@ -1,4 +1,4 @@
-"""BEiT beside its recordings: the accuracy of its tokens, initial weights, colours."""
+"""BEiT beyond its recorded steps: accuracy of the tokens, initial weights, colours."""
 
 from dataclasses import replace
 
@@ -22,16 +22,16 @@ def method_of(**changes) -> Method:
     return METHOD(SPEC, replace(SETTINGS, **changes)).double()
 
 
-def test_the_accuracy_is_that_of_the_hidden_patches_tokens():
+def test_the_logged_accuracy_is_that_of_the_hidden_patches_tokens():
     method = method_of()
     views = views_of(method)
     mask, tokens = views["mask"].bool(), method.tokenizer(views["picture"])
-    right = method.predict(views["image"], mask).argmax(1) == tokens[mask]
+    correct = method.predict(views["image"], mask).argmax(1) == tokens[mask]
     step = forward_pass(method, views, progress())
-    assert step.logs["token_accuracy"].item() == pytest.approx(right.double().mean().item())
+    assert step.logs["token_accuracy"].item() == pytest.approx(correct.double().mean().item())
 
 
-def test_initial_weights():
+def test_initial_weights_follow_the_official_code():
     torch.manual_seed(0)
     method = METHOD(replace(SPEC, width=64, mlp_hidden=256), replace(SETTINGS, layer_scale_start=0.3))
     for tensor in (method.lm_head.weight, method.mask_token):

@@ -34,7 +34,7 @@ class TestBeit(RecordedTraining):
         return TableCosine(warmup=self.config["warmup"], floor=self.config["min_lr"])
 
     def build(self, recipe):
-        """With a tokenizer that takes tokens for pictures."""
+        """With a tokenizer that returns its input, since the views hold tokens as pictures."""
         method = super().build(recipe)
         method.tokenizer = nn.Identity()
         return method

@@ -1,11 +1,11 @@
-"""BYOL against its formulas, written out here: there is no official code that runs on a ViT, and so no recording."""
+"""BYOL against its formulas: no official code runs on a ViT, so there is no recording."""
 
 import math
 from dataclasses import replace
 
 import pytest
 import torch
-from recorded import close
+from recorded import assert_close
 from small_trainings import batches, plan, progress, small_recipe, updates
 from torch import Tensor
 
@@ -18,15 +18,15 @@ EXACT = 1e-10
 def training() -> Updates:
     """In float64, with target weights that differ from the online network's."""
     torch.set_default_dtype(torch.float64)
-    made = updates("byol", small_recipe("byol"))
+    byol = updates("byol", small_recipe("byol"))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in made.method.momentum.parameters():
+        for parameter in byol.method.momentum.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
-        for name, parameter in made.method.named_parameters():
+        for name, parameter in byol.method.named_parameters():
             if name.endswith((".1.weight", ".1.bias", ".0.bias")):
                 parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
-    yield made
+    yield byol
     torch.set_default_dtype(torch.float32)
 
 
@@ -39,42 +39,42 @@ def two_layers(values: Tensor, weights: dict[str, Tensor], name: str) -> Tensor:
     return normed.clamp(min=0) @ weights[f"{name}.3.weight"].T
 
 
-def written_out(training: Updates, views: dict[str, Tensor]) -> Tensor:
+def byol_loss_by_formula(training: Updates, views: dict[str, Tensor]) -> Tensor:
     """Mean over images of |p1/|p1| - z2/|z2||^2 + |p2/|p2| - z1/|z1||^2, with z constant."""
     method, weights, p, z = training.method, dict(training.method.named_parameters()), [], []
     for images in (views["first"], views["second"]):
         projection = two_layers(class_tokens(method.base, images), weights, "base.projector")
         p.append(two_layers(projection, weights, "predictor"))
         z.append(two_layers(class_tokens(method.momentum, images), weights, "momentum.projector").detach())
-    p, z = ([each / (each * each).sum(dim=1, keepdim=True).sqrt() for each in side] for side in (p, z))
-    return sum(((p[at] - z[1 - at]) ** 2).sum() for at in (0, 1)) / len(p[0])
+    p, z = ([vectors / (vectors * vectors).sum(dim=1, keepdim=True).sqrt() for vectors in side] for side in (p, z))
+    return sum(((p[view] - z[1 - view]) ** 2).sum() for view in (0, 1)) / len(p[0])
 
 
 def class_tokens(network: torch.nn.Module, images: Tensor) -> Tensor:
-    """(B, D) behind the final norm."""
+    """(B, D) after the final norm."""
     return network.vit(images)[0][:, 0]
 
 
-def test_an_update_is_the_one_written_out(training):
+def test_an_update_follows_the_formulas(training):
     """Loss, every gradient, and the target network after the optimiser's step."""
     (views,) = batches(training.method, plan())
     trained = {name: p for name, p in training.method.named_parameters() if p.requires_grad}
-    expected = written_out(training, views)
+    expected = byol_loss_by_formula(training, views)
     gradients = dict(zip(trained, torch.autograd.grad(expected, list(trained.values())), strict=True))
     before = {name: p.detach().clone() for name, p in training.method.momentum.named_parameters()}
     now = progress(plan(), step=2)
-    close(training.run([views], now)["loss"], expected, EXACT, "loss")
+    assert_close(training.run([views], now)["loss"], expected, EXACT, "loss")
     for name, parameter in trained.items():
-        if gradients[name].norm() > 1e-12:  # below it: biases in front of a batch norm
-            close(parameter.grad, gradients[name], EXACT, f"gradient of {name}")
+        if gradients[name].norm() > 1e-12:  # smaller ones are biases in front of a batch norm
+            assert_close(parameter.grad, gradients[name], EXACT, f"gradient of {name}")
     tau = 1 - (1 - training.method.settings.teacher_momentum) * (math.cos(math.pi * now.step / now.steps) + 1) / 2
-    moved = dict(training.method.base.named_parameters())
+    online = dict(training.method.base.named_parameters())
     for name, parameter in training.method.momentum.named_parameters():
-        close(parameter, tau * before[name] + (1 - tau) * moved[name], EXACT, f"target's {name}")
+        assert_close(parameter, tau * before[name] + (1 - tau) * online[name], EXACT, f"target's {name}")
 
 
-def test_the_target_without_inertia_is_the_online_network(training):
-    """tau = 0, at the first update; batch norms' statistics stay each network's own (parameters alone move)."""
+def test_with_momentum_0_the_target_equals_the_online_network(training):
+    """tau = 0 at the first update; only parameters move, not the statistics of batch norms."""
     training.method.settings = replace(training.method.settings, teacher_momentum=0.0)
     training.run(batches(training.method, plan()), progress(plan()))
     pairs = zip(training.method.base.named_parameters(), training.method.momentum.parameters(), strict=True)
@@ -84,7 +84,7 @@ def test_the_target_without_inertia_is_the_online_network(training):
     assert not torch.allclose(norms[0].running_mean, norms[1].running_mean)
 
 
-def test_layers_and_decay(training):
+def test_heads_have_the_papers_layers_and_spare_biases_from_decay(training):
     method = training.method
     for head in (method.base.projector, method.predictor):
         assert head[0].bias is not None and head[3].bias is None and len(head) == 4
@@ -93,23 +93,23 @@ def test_layers_and_decay(training):
     assert decays["base.projector.0.weight"] is None
 
 
-def test_the_trivial_loss_is_that_of_a_constant(training):
-    """The best constant, up to the estimate's correction for being fitted to the batch; no statistics move."""
+def test_the_baseline_loss_is_that_of_the_best_constant(training):
+    """Up to the correction for fitting the constant to the batch; no statistics move."""
     (views,) = batches(training.method, plan())
     before = {name: buffer.clone() for name, buffer in training.method.named_buffers()}
-    found = training.method.baseline_loss(views)["loss"]
+    baseline = training.method.baseline_loss(views)["loss"]
     training.method.momentum.eval()
     fitted = 0.0
     for targets in training.method.targets(views):
         units = torch.nn.functional.normalize(targets)
         constant = torch.nn.functional.normalize(units.mean(dim=0), dim=0)
         fitted += (units - constant).square().sum(dim=1).mean()
-    assert fitted <= found <= 4.0 and found == pytest.approx(fitted.item(), rel=0.3)
+    assert fitted <= baseline <= 4.0 and baseline == pytest.approx(fitted.item(), rel=0.3)
     assert all(torch.equal(buffer, before[name]) for name, buffer in training.method.named_buffers())
 
 
 def test_exports_are_the_online_and_the_target_network_with_their_projectors(training):
-    found = training.method.encoders()
-    assert list(found) == ["online", "target"]
-    for encoder in found.values():
+    encoders = training.method.encoders()
+    assert list(encoders) == ["online", "target"]
+    for encoder in encoders.values():
         assert {"projector.0.bias", "projector.1.running_var", "projector.3.weight"} <= encoder.extra.keys()

@@ -1,9 +1,10 @@
-"""CAE beside its recordings: the target encoder, what drops paths, initial weights."""
+"""CAE beyond its recorded steps: the target encoder, stochastic depth, initial weights."""
 
 from dataclasses import replace
 
 import pytest
 import torch
+from small_trainings import same
 from timm.layers import DropPath
 from toys import SMALL, progress, views_of
 
@@ -31,20 +32,20 @@ def method_of(spec=SPEC, **changes) -> Method:
 
 @pytest.mark.parametrize("target", ["previous", "current"])
 @pytest.mark.parametrize("momentum", [0.0, 0.75])
-def test_the_target_encoder_is_that_of_the_update_before_or_as_it_is(target, momentum):
+def test_the_target_encoder_follows_the_previous_or_the_current_encoder(target, momentum):
     method = method_of(target=target, target_momentum=momentum)
     updates = Updates(method, replace(RECIPES["smoke"], spec=SPEC, settings=method.settings, batch=6, lr=0.01))
-    starts, expected = method.vit.trunk.cls_token, None
+    cls_token, expected = method.vit.trunk.cls_token, None
     for step in range(3):
-        before, old = starts.detach().clone(), method.teacher.trunk.cls_token.clone()
+        before, target_before = cls_token.detach().clone(), method.teacher.trunk.cls_token.clone()
         updates.run([views_of(method)], progress(step + 1))
-        source = before if target == "previous" else starts.detach()
-        expected = momentum * old + (1 - momentum) * source
+        source = before if target == "previous" else cls_token.detach()
+        expected = momentum * target_before + (1 - momentum) * source
         torch.testing.assert_close(method.teacher.trunk.cls_token, expected)
-    assert not torch.equal(starts, before)
+    assert not torch.equal(cls_token, before)
 
 
-def test_encoder_and_target_encoder_drop_paths_of_their_own():
+def test_encoder_and_target_encoder_drop_different_paths():
     method = method_of(drop_path=0.5)
     for part in (method.vit, method.teacher, method.regressor, method.decoder):
         rates = [module.drop_prob for module in part.modules() if isinstance(module, DropPath)]
@@ -53,7 +54,7 @@ def test_encoder_and_target_encoder_drop_paths_of_their_own():
     assert not torch.equal(method.target(images, hidden), method.target(images, hidden))
 
 
-def test_initial_weights():
+def test_initial_weights_follow_the_official_code():
     wide = replace(SPEC, width=64, mlp_hidden=256)
     method = method_of(wide, layer_scale_start=0.25, decoder_layer_scale_start=0.5)
     trunk, regressor, decoder = method.vit.trunk, method.regressor.blocks[1], method.decoder.blocks[1]
@@ -71,10 +72,6 @@ def test_initial_weights():
             for weight in (block.attn.proj.weight, block.mlp.fc2.weight):
                 assert weight.abs().max().item() == pytest.approx(0.02 / (2 * number) ** 0.5, rel=0.02)
     assert 0.01 < rescaled.decoder.head.weight.abs().max() <= 0.02
-    for made, bound in ((method, (6 / (64 + 16)) ** 0.5), (rescaled, 1 / 64**0.5)):  # Xavier's, torch's own
-        assert 0.9 * bound < made.embed[0].weight.abs().max() <= bound
-    assert same_tensors(method.vit.state_dict(), method.teacher.state_dict())
-
-
-def same_tensors(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    for initialised, bound in ((method, (6 / (64 + 16)) ** 0.5), (rescaled, 1 / 64**0.5)):  # Xavier's, torch's own
+        assert 0.9 * bound < initialised.embed[0].weight.abs().max() <= bound
+    assert same(method.vit.state_dict(), method.teacher.state_dict())

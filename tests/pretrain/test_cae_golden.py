@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from recorded import EXACT, RecordedTraining, close, recording
+from recorded import EXACT, RecordedTraining, assert_close, recording
 from recordings import matches, under
 from torch import nn
 
@@ -19,7 +19,7 @@ NAMES = (
     (r"^encoder\.", "vit.trunk."),
     (r"^teacher\.", "teacher.trunk."),
     (r"(trunk\.blocks\.\d+\.)gamma_([12])$", r"\1ls\2.gamma"),
-    (r"(trunk\.blocks\.\d+\.attn\.)[qv]_bias$", r"\1qkv.bias"),  # with a third for keys, which no softmax sees
+    (r"(trunk\.blocks\.\d+\.attn\.)[qv]_bias$", r"\1qkv.bias"),  # with a third for the keys, which softmax ignores
     (r"^mask_token$", "regressor.mask_token"),
     (r"^encoder_to_decoder\.", "embed.0."),
     (r"^encoder_to_decoder_norm\.", "embed.1."),
@@ -44,13 +44,13 @@ class TestCae(RecordedTraining):
     data, config, method = DATA, CONFIG, METHOD
     NORM, END, ROUNDING = 1e-6, 1e-6, EXACT  # everything is recorded in float64
     losses = {name: f"{name}{{}}" for name in ("loss", "loss_main", "loss_align")}
-    unrecorded = r".*pos_embed"  # no update moves them
+    unrecorded = r".*pos_embed"  # fixed positions
     design = SCALED | {"layer_scale": CONFIG["init"] > 0}
 
     def case(self, name):
-        """The main one or a variant, which has the start and data of the main one unless it has its own.
+        """The main recording or a variant, with the start and data of the main one unless the variant has its own.
 
-        A variant with `keys`, by which names change, is of Atten4Vis/CAE: its target encoder is the encoder itself,
+        A variant with `keys`, which rename tensors, is of Atten4Vis/CAE: its target encoder is the encoder itself,
         without a momentum.
         """
         if name == "step":
@@ -73,7 +73,7 @@ class TestCae(RecordedTraining):
         return ours.chunk(3)[THIRDS[kind]] if joint else ours
 
     def first_state(self, method):
-        """Biases of queries and values are joint in the trunk, and the same in the other blocks."""
+        """Biases of queries and values are one tensor in the trunk, and separate as officially in the other blocks."""
         official = under(self.data, self.start)
         state = {self.our_name(name): tensor for name, tensor in official.items()}
         for name, values in official.items():
@@ -103,7 +103,7 @@ class TestCae(RecordedTraining):
         return TableCosine(warmup=self.config["warmup"], floor=self.config["min_lr"])
 
     def build(self, recipe):
-        """On the recorded table, with a tokenizer that takes tokens for pictures."""
+        """With the recorded table, and a tokenizer that returns its input, since the views hold tokens as pictures."""
         method = super().build(recipe)
         method.tokenizer, method.positions = nn.Identity(), self.data["table"][None, 1:]
         return method
@@ -113,7 +113,7 @@ class TestCae(RecordedTraining):
         return {"image": image, "picture": tokens.flatten(1), "mask": mask.flatten(1).bool()}
 
     def outputs(self, method, step):
-        """The target of every step, and all activations of the first one."""
+        """The target of every step and all activations of the first one."""
         image, mask = self.data[f"in{step}.image"], self.views(step)["mask"]
         visible, hidden = method.split(mask)
         if f"out{step}.latent_target" in self.data:
@@ -137,12 +137,12 @@ class TestCae(RecordedTraining):
         yield "out0.latent", latent
         yield "out0.logits", logits.flatten(0, 1)
 
-    def close_end(self, method):
+    def check_end(self, method):
         if "keys" not in self.config or under(self.data, self.end):  # the newer code's end may not be recorded
-            super().close_end(method)
+            super().check_end(method)
 
     @pytest.mark.parametrize("name", CONFIGS)
-    def test_variants(self, name):
+    def test_updates_of_variants(self, name):
         case = self.case(name)
         case.run(case.begin())
 
@@ -158,34 +158,34 @@ class TestCae(RecordedTraining):
         frozen = {name for name, parameter in parameters if not parameter.requires_grad}
         assert frozen == case.names(case.config["frozen"])
 
-    def test_the_method_has_the_table(self):
+    def test_position_tables_equal_the_recorded_ones(self):
         fresh = super().build(self.recipe())
-        close(fresh.positions[0], self.data["table"][1:], self.LOSS, "of regressor and decoder")
+        assert_close(fresh.positions[0], self.data["table"][1:], self.LOSS, "of regressor and decoder")
         table = self.data["model0.encoder.pos_embed"].reshape(1, -1, self.config["dim"])
-        close(fresh.vit.trunk.pos_embed, table, self.LOSS, "encoder's")
+        assert_close(fresh.vit.trunk.pos_embed, table, self.LOSS, "encoder's")
 
-    def test_each_encoder_sees_its_own_patches_alone(self):
+    def test_each_encoder_uses_only_its_patches(self):
         method, mask = self.begin().method, self.views(0)["mask"]
         visible, hidden = method.split(mask)
-        for ids, seen in ((visible, ~mask), (hidden, mask)):
+        for ids, used in ((visible, ~mask), (hidden, mask)):
             image = self.data["in0.image"].clone().requires_grad_()
             method.encode(method.vit, image, ids).square().sum().backward()
-            assert torch.equal(patchify(image.grad, self.config["patch"]).abs().sum(-1) > 0, seen)
+            assert torch.equal(patchify(image.grad, self.config["patch"]).abs().sum(-1) > 0, used)
 
 
 @pytest.mark.parametrize("table", matches(r"sincos\.d(\d+)g(\d+)", DATA), ids=lambda match: match[0])
-def test_positions(table):
-    """Their table is computed in float32."""
+def test_sine_cosine_tables_equal_the_recorded_ones(table):
+    """The official table is computed in float32."""
     width, side = int(table[1]), int(table[2])
     ours = sincos_positions((side, side), width, "row", prefix=1, dtype=torch.float64)
-    close(ours.reshape(DATA[table[0]].shape), DATA[table[0]], TestCae.LOSS, "table")
+    assert_close(ours.reshape(DATA[table[0]].shape), DATA[table[0]], TestCae.LOSS, "table")
 
 
 MASKS = matches(r"maskgen\.(\d+)_(\d+)_(\d+)_(\d+|none)", DATA)
 
 
 @pytest.mark.parametrize("masks", MASKS, ids=lambda match: match[0])
-def test_masks_are_the_recorded_ones(masks):
+def test_masks_equal_the_recorded_ones(masks):
     side, hidden, least = (int(masks[number]) for number in (1, 2, 3))
     draw = BlockMask((side, side), hidden, least, None if masks[4] == "none" else int(masks[4]), exact=True)
     random.seed(CONFIG["mask_seed"])

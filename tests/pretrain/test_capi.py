@@ -1,4 +1,4 @@
-"""CAPI beside its recordings: positions of registers, masks, processes, resuming."""
+"""CAPI beyond its recorded steps: positions of registers, masks, two processes, resuming."""
 
 import random
 from dataclasses import replace
@@ -31,17 +31,17 @@ def views(method: Capi, images: int = 4) -> dict[str, Tensor]:
     return {"image": pictures, "ids": torch.stack([method.mask() for _ in range(images)])}
 
 
-def test_registers_stand_around_what_is_visible():
+def test_registers_lie_on_the_border_of_the_visible_patches():
     rope = ViT(SMOKE.spec).trunk.rope
-    whole = [[0, 0], [1, 0], [1, 1], [0, 1]]
-    assert rope.positions((4, 4))[:4].tolist() == whole
+    corners = [[0, 0], [1, 0], [1, 1], [0, 1]]
+    assert rope.positions((4, 4))[:4].tolist() == corners
     keep = torch.tensor([[5, 10], [4, 7]])  # rows 1 and 2, columns 1 and 2; row 1, columns 0 and 3
     third = torch.tensor(1 / 3)
     boxes = rope.positions((4, 4), keep)[:, :4]
-    torch.testing.assert_close(boxes[0], third + third * torch.tensor(whole))
+    torch.testing.assert_close(boxes[0], third + third * torch.tensor(corners))
     torch.testing.assert_close(boxes[1], torch.tensor([[1.0, 0], [1, 0], [1, 1], [1, 1]]) * torch.tensor([third, 1]))
     image = ViT(replace(SMOKE.spec, register_box="image")).trunk.rope.positions((4, 4), keep)
-    assert image[:, :4].tolist() == [whole] * 2 and torch.equal(image[:, 4:], rope.positions((4, 4), keep)[:, 4:])
+    assert image[:, :4].tolist() == [corners] * 2 and torch.equal(image[:, 4:], rope.positions((4, 4), keep)[:, 4:])
     corner = ViT(replace(SMOKE.spec, register_place="corner")).trunk.rope.positions((4, 4), keep)
     assert (corner[0, :4] == third).all()
 
@@ -57,8 +57,8 @@ def test_a_block_is_connected_across_the_edges(count):
                 assert rows[-1] - rows[0] < len(rows) and columns[-1] - columns[0] < len(columns)
 
 
-def updated(world: World) -> dict[str, Tensor]:
-    """After three updates with the process's share of one batch, whose clusters are shared out over all positions."""
+def state_after_updates(world: World) -> dict[str, Tensor]:
+    """State after three updates with the process's share of a batch, with Sinkhorn-Knopp over all positions."""
     changes = {"sinkhorn_by_position": False}
     recipe = replace(SMOKE, settings=replace(SMOKE.settings, **changes))
     updates = Updates(capi(**changes), recipe, world=world)
@@ -70,18 +70,18 @@ def updated(world: World) -> dict[str, Tensor]:
 
 
 def test_two_processes_train_as_one():
-    first, second = together(updated)
+    first, second = together(state_after_updates)
     assert same(first, second)
-    for name, tensor in updated(World()).items():
+    for name, tensor in state_after_updates(World()).items():
         torch.testing.assert_close(first[name], tensor, rtol=1e-7, atol=1e-10, msg=name)
 
 
 @pytest.mark.slow
-def test_a_training_with_stochastic_depth_goes_on_exactly(tmp_path):
+def test_a_resumed_training_with_stochastic_depth_equals_an_uninterrupted_one(tmp_path):
     recipe = {"settings": replace(SMOKE.settings, drop_path=0.3)}
-    whole = trainer("capi", tmp_path / "whole", recipe=recipe)
-    whole.train()
-    part = trainer("capi", tmp_path / "part", recipe=recipe, monitor=lambda *_: part.stop() or {}, monitor_every=1)
-    assert part.train() == "stopped"
-    rest = trainer("capi", tmp_path / "part", recipe=recipe, resume=True)
-    assert rest.train() == "finished" and same(rest.state().tensors, whole.state().tensors)
+    uninterrupted = trainer("capi", tmp_path / "whole", recipe=recipe)
+    uninterrupted.train()
+    first = trainer("capi", tmp_path / "part", recipe=recipe, monitor=lambda *_: first.stop() or {}, monitor_every=1)
+    assert first.train() == "stopped"
+    second = trainer("capi", tmp_path / "part", recipe=recipe, resume=True)
+    assert second.train() == "finished" and same(second.state().tensors, uninterrupted.state().tensors)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from recorded import EXACT, RecordedTraining, close, count, doubled
+from recorded import EXACT, RecordedTraining, assert_close, case_classes, count, doubled
 from recordings import facts, tensors, under
 
 from pretrain.method import TrainProgress
@@ -122,10 +122,10 @@ class RecordedCapi(RecordedTraining):
         )
 
     def build(self, recipe):
-        """With gradients of the rotary rates, which are recorded; their rate is 0."""
+        """With gradients of the rotary rates, which are recorded; their learning rate is 0."""
         method = super().build(recipe)
         for part in (method.vit.trunk, method.predictor):
-            close(part.rope.freqs[0].double(), self.data["rope_init"], 1e-6, "rotary rates")
+            assert_close(part.rope.freqs[0].double(), self.data["rope_init"], 1e-6, "rotary rates")
             part.rope.requires_grad_(True)
         return method
 
@@ -137,7 +137,7 @@ class RecordedCapi(RecordedTraining):
         return TrainProgress(step=self.config["first"] + step, steps_per_epoch=1, epochs=self.config["iters"])
 
     def views(self, forward):
-        """Sets the images that stochastic depth keeps."""
+        """Also set the images that stochastic depth keeps."""
         kept = f"step{forward}/drop/{{:02}}"
         self.permutations = (self.data[kept.format(number)] for number in range(count(self.data, kept)))
         images = self.data[f"step{forward}/images"]
@@ -150,17 +150,18 @@ class RecordedCapi(RecordedTraining):
         views = self.views(step)
         targets = method.assign(views["image"])[0]
         ids = views["ids"][:, method.mask.visible :]
-        yield f"step{step}/targets", torch.cat([rows[own] for rows, own in zip(targets, ids, strict=True)]), self.NORM
+        predicted = [rows[places] for rows, places in zip(targets, ids, strict=True)]
+        yield f"step{step}/targets", torch.cat(predicted), self.NORM
 
-    def close_rates(self, updates, progress, step):
+    def check_rates(self, updates, progress, step):
         updates.set_rates(progress)
         for group, ours in zip(updates.optimizer.param_groups, updates.groups, strict=True):
             kind = "cluster_lr" if "clusters.weight" in ours.parameters else "lr"
             scale = 1.0 if kind == "cluster_lr" else ours.lr_scale
-            close(group["lr"], scale * self.data[f"sched/{kind}"][progress.step], EXACT, f"{kind} {step}")
+            assert_close(group["lr"], scale * self.data[f"sched/{kind}"][progress.step], EXACT, f"{kind} {step}")
 
     def test_decayed_parameters(self):
-        """Factors on rate and decay of all groups; torch's own decay for the clusters."""
+        """Factors on rate and decay of all groups; torch's default decay for the clusters."""
         decay = self.config["wd"]
         ours = {
             name: (group.lr_scale, decay if group.weight_decay is None else group.weight_decay)
@@ -176,13 +177,8 @@ class RecordedCapi(RecordedTraining):
         )
 
     def test_momentum(self, monkeypatch):
-        method, seen = self.begin().method, []
-        monkeypatch.setattr(
-            "pretrain.methods.capi.ema_update", lambda teacher, student, momentum: seen.append(momentum)
-        )
-        for step in range(self.config["iters"]):
-            method.after_update(replace(self.progress(0), step=step))
-        close(torch.tensor(seen, dtype=torch.float64), self.data["sched/momentum"][: len(seen)], EXACT, "momentum")
+        momenta = self.teacher_momenta(monkeypatch, self.config["iters"])
+        assert_close(momenta, self.data["sched/momentum"][: len(momenta)], EXACT, "momentum")
 
     def test_evaluation(self):
         """Registers and patches of the trained student; the mean over all positions of the predictor's first block."""
@@ -193,19 +189,17 @@ class RecordedCapi(RecordedTraining):
             registers, patches = method.vit(images)[0].tensor_split([self.config["registers"]], dim=1)
             method.predictor.blocks = method.predictor.blocks[:1]
             method.predictor.rope.freqs = method.predictor.rope.freqs[:1]
-            everything = torch.arange(patches.shape[1]).expand(len(images), -1)
-            read = method.predict(images, None, everything)
-        for name, ours in {"registers": registers, "map": patches, "global": read.mean(dim=1)}.items():
-            close(ours.view_as(self.data[f"eval/{name}"]), self.data[f"eval/{name}"], self.LOSS, name)
+            all_patches = torch.arange(patches.shape[1]).expand(len(images), -1)
+            features = method.predict(images, None, all_patches)
+        for name, ours in {"registers": registers, "map": patches, "global": features.mean(dim=1)}.items():
+            assert_close(ours.view_as(self.data[f"eval/{name}"]), self.data[f"eval/{name}"], self.LOSS, name)
 
 
-for _case in CONFIG["cases"]:
-    _name = f"Test{_case.title().replace('_', '')}"
-    globals()[_name] = type(_name, (RecordedCapi,), {"case": _case})
+globals().update(case_classes(RecordedCapi, CONFIG["cases"]))
 
 
 @pytest.mark.parametrize("case", range(len(CONFIG["masks"])))
-def test_masks(case):
+def test_masks_equal_the_recorded_ones(case):
     side, shape, options, ratio, share, images, seed = CONFIG["masks"][case]
     settings = Settings(
         mask_shape=SHAPES[shape], mask_roll=options.get("roll", True), mask_ratio=ratio, predicted_share=share
@@ -222,7 +216,7 @@ def test_masks(case):
 
 
 @pytest.mark.parametrize("case", range(len(CONFIG["sk"])))
-def test_sinkhorn(case):
+def test_sinkhorn_equals_the_recorded_one(case):
     _, _, _, iterations, temperature = CONFIG["sk"][case]
     recorded = under(DATA, f"sk/case{case}/")
-    close(balanced_assignments(recorded["x"] / temperature, iterations), recorded["out"], EXACT)
+    assert_close(balanced_assignments(recorded["x"] / temperature, iterations), recorded["out"], EXACT)

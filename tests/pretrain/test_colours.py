@@ -1,4 +1,4 @@
-"""Changes of colours: their draws, and the bits of Pillow for a whole batch."""
+"""Changes of colours: draws of torchvision, and pixels of Pillow bit for bit for a batch."""
 
 import random
 from dataclasses import replace
@@ -31,12 +31,12 @@ def photo(seed: int, width: int = 24, height: int = 24) -> Image.Image:
 
 def batch(images: list[Image.Image], changes: list[Changes]) -> torch.Tensor:
     return coloured_batch(
-        torch.stack([image_to_tensor(image) for image in images]), torch.stack([each.row() for each in changes])
+        torch.stack([image_to_tensor(image) for image in images]), torch.stack([change.row() for change in changes])
     )
 
 
 class SourceBlur:
-    """DINO's, with its draws (utils.py:36-54)."""
+    """DINO's blur, with its draws (utils.py:36-54)."""
 
     def __init__(self, chance: float) -> None:
         self.chance = chance
@@ -69,21 +69,21 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_draws_and_pixels_are_those_of_torchvisions_transforms(name):
+def test_draws_and_pixels_equal_torchvisions(name):
     colours, steps = SOURCES[name]
-    found = []
+    results = []
     for make in (colours, transforms.Compose(steps)):
         torch.manual_seed(3), random.seed(3)
-        found.append([np.asarray(make(photo(number))) for number in range(40)] + [torch.rand(1), random.random()])
-    for ours, theirs in zip(*found, strict=True):
+        results.append([np.asarray(make(photo(number))) for number in range(40)] + [torch.rand(1), random.random()])
+    for ours, theirs in zip(*results, strict=True):
         assert np.array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("kind", range(len(ADJUSTMENTS)))
-def test_one_adjustment_of_a_batch_is_pillows(kind):
+def test_one_adjustment_of_a_batch_equals_pillows(kind):
     factors = [-0.5, -0.1, 0.0, 0.03, 0.4999] if kind == 3 else [0.0, 0.2, 0.6001, 1.0, 1.37, 2.9]
     order = (kind, *({0, 1, 2, 3} - {kind}))
-    changes = [Changes(order, tuple(factor if one == kind else nan for one in range(4))) for factor in factors]
+    changes = [Changes(order, tuple(factor if number == kind else nan for number in range(4))) for factor in factors]
     images = [photo(number) for number in range(len(factors))]
     expected = [
         image_to_tensor(ADJUSTMENTS[kind](image, factor)) for image, factor in zip(images, factors, strict=True)
@@ -92,7 +92,7 @@ def test_one_adjustment_of_a_batch_is_pillows(kind):
 
 
 @pytest.mark.parametrize("size", [(24, 24), (5, 3), (1, 8)])
-def test_blurs_are_pillows_at_any_radius(size):
+def test_blurs_equal_pillows_at_any_radius(size):
     """Also where the box is wider than the image."""
     radii = [0.01, 0.1, 0.7, 0.99, 1.0, 1.5, 2.0, 3.3, 12.0]
     images = [photo(number, *size) if min(size) > 2 else photo(number).resize(size) for number in range(len(radii))]
@@ -104,30 +104,31 @@ def test_blurs_are_pillows_at_any_radius(size):
     assert torch.equal(batch(images, changes), torch.stack(expected))
 
 
-def test_all_changes_of_a_batch_together_are_pillows():
+def test_all_changes_of_a_batch_equal_pillows():
     torch.manual_seed(0), random.seed(0)
     images, changes = [photo(number) for number in range(100)], [EVERYTHING.draw() for _ in range(100)]
-    expected = [image_to_tensor(coloured_image(image, each)) for image, each in zip(images, changes, strict=True)]
-    found = batch(images, changes)
-    assert torch.equal(found, torch.stack(expected))
-    changed = (found != torch.stack([image_to_tensor(image) for image in images])).flatten(1).any(1)
+    expected = [image_to_tensor(coloured_image(image, change)) for image, change in zip(images, changes, strict=True)]
+    coloured = batch(images, changes)
+    assert torch.equal(coloured, torch.stack(expected))
+    changed = (coloured != torch.stack([image_to_tensor(image) for image in images])).flatten(1).any(1)
     assert 80 < changed.sum() < 100  # and some stay as they are
 
 
 @pytest.mark.parametrize("last", [EVERYTHING, replace(EVERYTHING, blur=0.0), None])
-def test_finishing_views_on_the_device_changes_no_bit(last):
+def test_views_finished_on_the_device_equal_those_of_the_loader(last):
     """Views of one size and different colours, of several images."""
     steps = [*crop(16, (0.2, 1.0)), *([last] if last else [])]
     views = Several([view(steps, Preparation()), view(steps[:1], Preparation(mean=(0.1, 0.2, 0.3)))])
-    found = []
+    batches = []
     for make in (views, views.unfinished):
         torch.manual_seed(1), random.seed(1)
-        found.append(default_collate([make(photo(number)) for number in range(8)]))
-    finished = found[1].finished()
-    assert finished.shape == (8, 2, 3, 16, 16) and torch.equal(finished, found[0])
+        batches.append(default_collate([make(photo(number)) for number in range(8)]))
+    expected, unfinished = batches
+    finished = unfinished.finished()
+    assert finished.shape == (8, 2, 3, 16, 16) and torch.equal(finished, expected)
 
 
-def test_views_made_otherwise_are_finished_in_the_loader():
-    """As a method of one's own may make them."""
+def test_views_by_other_functions_are_finished_in_the_loader():
+    """As a user's method may have."""
     views = Several([view([], Preparation()), lambda image: torch.zeros(3, image.height, image.width)])
     assert torch.equal(views.unfinished(photo(0)), views(photo(0)))

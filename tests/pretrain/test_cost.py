@@ -1,5 +1,4 @@
-"""What a pretraining costs: counted work against closed forms, a cost that survives restarts, equal bits with and
-without it."""
+"""The cost of a pretraining: counted operations equal closed forms, and the recorded cost survives restarts."""
 
 import json
 from dataclasses import replace
@@ -16,7 +15,7 @@ from pretrain.loop.exporting import exports_in
 from pretrain.loop.records import cost_of
 
 
-def test_a_layer_costs_two_operations_a_multiply_add():
+def test_a_multiply_add_counts_as_two_operations():
     """Forward, and back to its weights and its input."""
     layer, inputs = nn.Linear(5, 7), torch.randn(3, 5, requires_grad=True)
     loss, operations = count_flops(lambda: layer(inputs).sum())
@@ -24,16 +23,16 @@ def test_a_layer_costs_two_operations_a_multiply_add():
     assert count_flops(loss.backward)[1] == 2 * 2 * 3 * 5 * 7
 
 
-def test_fused_attention_on_a_cpu_counts():
-    """Two products forward, five back: their four gradients, and the weights once more."""
+def test_fused_attention_on_a_cpu_is_counted():
+    """Two products forward, five backward: their four gradients, and the attention weights again."""
     query, key, value = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
     product = 2 * 2 * 4 * 16 * 16 * 8
-    found, forward = count_flops(lambda: F.scaled_dot_product_attention(query, key, value))
+    output, forward = count_flops(lambda: F.scaled_dot_product_attention(query, key, value))
     assert forward == 2 * product
-    assert count_flops(found.sum().backward)[1] == 5 * product
+    assert count_flops(output.sum().backward)[1] == 5 * product
 
 
-def test_the_log_and_the_exports_say_what_it_took(tmp_path):
+def test_the_log_and_the_exports_record_the_cost(tmp_path):
     training = trainer("simmim", tmp_path)
     training.train()
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
@@ -49,17 +48,17 @@ def test_the_log_and_the_exports_say_what_it_took(tmp_path):
     assert "cost" not in ViTExport.load(tmp_path / "start").facts
 
 
-def test_work_of_an_image_is_the_same_in_any_micro_batches(tmp_path):
-    """Of a method whose images do not meet: MAE."""
-    found = []
+def test_operations_per_image_do_not_depend_on_micro_batches(tmp_path):
+    """In MAE, which computes nothing across images."""
+    gflops = []
     for size in (8, 2):
         training = trainer("mae", tmp_path / str(size), micro_batch=size, recipe={"epochs": 1})
         training.train()
-        found.append(cost_of(tmp_path / str(size), training.identity())["gflop_per_image"])
-    assert found[0] == found[1] > 0
+        gflops.append(cost_of(tmp_path / str(size), training.identity())["gflop_per_image"])
+    assert gflops[0] == gflops[1] > 0
 
 
-def test_a_stopped_training_goes_on_with_its_cost(tmp_path):
+def test_a_resumed_training_adds_to_its_cost(tmp_path):
     first = trainer("mae", tmp_path, monitor=lambda export, progress: first.stop() or {}, monitor_every=1)
     assert first.train() == "stopped"
     (_, unfinished), *_ = exports_in(tmp_path)
@@ -73,16 +72,16 @@ def test_a_stopped_training_goes_on_with_its_cost(tmp_path):
     assert (tmp_path / "log.jsonl").read_text().count("gflop_per_image") == 1
 
 
-def test_timings_leave_an_export_and_its_config_as_they_are(tmp_path):
-    """They have a file of their own, so that two runs of one training write the same bytes elsewhere."""
+def test_timings_do_not_change_the_digest_and_config_of_an_export(tmp_path):
+    """They are in a separate file, so that two runs of one training write the same other files."""
     for name in ("a", "b"):
         trainer("mae", tmp_path / name).train()
-    one, other = (ViTExport.load(tmp_path / name / "export") for name in ("a", "b"))
-    assert one.facts["cost"] != other.facts["cost"] and one.digest == other.digest
-    config, again = ((tmp_path / name / "export/config.json").read_bytes() for name in ("a", "b"))
-    assert config == again
-    bare = replace(one, facts={key: value for key, value in one.facts.items() if key != "cost"})
-    assert not (bare.save(tmp_path / "bare") / "cost.json").exists()
+    first, second = (ViTExport.load(tmp_path / name / "export") for name in ("a", "b"))
+    assert first.facts["cost"] != second.facts["cost"] and first.digest == second.digest
+    first_config, second_config = ((tmp_path / name / "export/config.json").read_bytes() for name in ("a", "b"))
+    assert first_config == second_config
+    without_cost = replace(first, facts={key: value for key, value in first.facts.items() if key != "cost"})
+    assert not (without_cost.save(tmp_path / "bare") / "cost.json").exists()
     (tmp_path / "a/export/cost.json").write_text("{")
     with pytest.raises(ValueError, match=r"is not a ViT-export \(JSONDecodeError[^\n]*\)$"):
         ViTExport.load(tmp_path / "a/export")

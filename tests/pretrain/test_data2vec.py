@@ -1,4 +1,4 @@
-"""data2vec beside its recordings: other norms and losses, what drops paths, the teacher's decay, initial weights."""
+"""data2vec beyond its recorded steps: other norms and losses, stochastic depth, momentum, initial weights."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def method_of(**changes) -> Method:
     return METHOD(SPEC, replace(SETTINGS, **changes)).double()
 
 
-def test_other_norms_of_the_targets():
+def test_batch_and_instance_norms_of_the_targets():
     """Batch norms and instance norms see all patches, hidden or not (engine_for_cyclical.py:66-99)."""
     method = method_of(
         target_batch_norm=True,
@@ -33,12 +33,12 @@ def test_other_norms_of_the_targets():
     views = views_of(method)
     mask, outputs = views["mask"].bool(), method.teacher(views["image"], layers=(0, 1), norm=False)
     channels = [F.batch_norm(tokens[:, 1:].transpose(1, 2), None, None, training=True) for tokens in outputs]
-    expected = F.instance_norm(sum(F.instance_norm(each) for each in channels) / 2).transpose(1, 2)[mask]
+    expected = F.instance_norm(sum(F.instance_norm(maps) for maps in channels) / 2).transpose(1, 2)[mask]
     torch.testing.assert_close(method.targets(views["image"], mask), expected)
 
 
-def test_other_losses():
-    """Squared errors, and the penalty of channels that hardly vary over the hidden patches."""
+def test_squared_error_and_variance_penalty():
+    """The penalty is for channels that hardly vary over the hidden patches."""
     method = method_of(l2_loss=True, var_w0=0.5, var_margin0=2.0)
     views = views_of(method)
     mask = views["mask"].bool()
@@ -49,7 +49,7 @@ def test_other_losses():
     assert penalty > 0 and step.logs["variance"] == penalty
 
 
-def test_the_teacher_drops_nothing():
+def test_the_student_drops_paths_and_the_teacher_does_not():
     method = method_of(drop_path=0.5, attn_drop=0.5)
     views = views_of(method)
     mask = views["mask"].bool()
@@ -61,19 +61,19 @@ def test_the_teacher_drops_nothing():
     assert torch.equal(method.predict(views["image"], mask), method.predict(views["image"], mask))
 
 
-def test_the_teachers_decay():
+def test_the_teachers_momentum_ramps_up():
     """Two updates an epoch. The ramp's last value stays to the end of its epoch (engine_for_cyclical.py:42, 53-54)."""
 
-    def decays(**changes) -> list[float]:
+    def momenta(**changes) -> list[float]:
         method = method_of(ema_decay_init=0.5, ema_decay=0.8, **changes)
         return [method.momentum(TrainProgress(step=step, steps_per_epoch=2, epochs=4)) for step in range(6)]
 
-    assert decays(ema_start_at=0) == [0.8] * 6
-    assert decays(ema_start_at=3) == pytest.approx([0.5, 0.6, 0.7, 0.7, 0.8, 0.8])
-    assert decays(ema_start_at=4) == pytest.approx([0.5, 0.575, 0.65, 0.725, 0.8, 0.8])
+    assert momenta(ema_start_at=0) == [0.8] * 6
+    assert momenta(ema_start_at=3) == pytest.approx([0.5, 0.6, 0.7, 0.7, 0.8, 0.8])
+    assert momenta(ema_start_at=4) == pytest.approx([0.5, 0.575, 0.65, 0.725, 0.8, 0.8])
 
 
-def test_initial_weights():
+def test_initial_weights_follow_the_official_code():
     method = METHOD(SPEC, replace(SETTINGS, layer_scale_start=0.3))
     for tensor in (method.mask_token, method.lm_head.weight):
         assert 0.015 < tensor.abs().max() <= 0.02  # cut off at one standard deviation
@@ -84,7 +84,7 @@ def test_initial_weights():
     )
 
 
-def test_the_published_settings_are_the_readmes():
+def test_recipes_have_the_readmes_settings():
     """beit/README.md of the official code."""
     assert RECIPES["vit_b"].settings == Settings() and RECIPES["vit_b"].peak == 2e-3
     large = RECIPES["vit_l"]

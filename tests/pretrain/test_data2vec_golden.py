@@ -1,7 +1,7 @@
 """data2vec against recorded steps of its official loop (facebookresearch/data2vec_vision af9a363), in float64."""
 
 import torch
-from recorded import RecordedTraining, close, recording
+from recorded import RecordedTraining, assert_close, recording
 from recordings import under
 
 from pretrain.methods.data2vec import METHOD, Settings
@@ -9,7 +9,8 @@ from pretrain.recipe import RELATIVE
 from pretrain.schedules import TableCosine
 
 DATA, CONFIG = recording("data2vec/data2vec_step.safetensors")
-OWN = ("mask_token", "lm_head.weight", "lm_head.bias")  # beside the encoder; the official teacher's serve nothing
+# Beside the encoder; the official teacher does not use its own.
+BESIDE = ("mask_token", "lm_head.weight", "lm_head.bias")
 
 
 class TestData2vec(RecordedTraining):
@@ -24,9 +25,9 @@ class TestData2vec(RecordedTraining):
     def our_name(self, official):
         network = "teacher" if official.startswith("ema.") else "student"
         name = official.removeprefix("ema.")
-        if name.endswith("relative_position_index") or (network == "teacher" and name in OWN):
+        if name.endswith("relative_position_index") or (network == "teacher" and name in BESIDE):
             return None  # the index is made from the window size
-        return name if name in OWN else f"{network}.trunk.{name}"
+        return name if name in BESIDE else f"{network}.trunk.{name}"
 
     def settings(self):
         config = self.config
@@ -60,6 +61,8 @@ class TestData2vec(RecordedTraining):
                 yield f"out0.teacher_block{layer}", tokens[:, 1:]
             yield "out0.student_masked", method.predict(image, mask)
 
-    def close_rates(self, updates, progress, step):
-        super().close_rates(updates, progress, step)
-        close(updates.method.momentum(progress), self.data[f"ema_decay{step}"], self.RATE, f"teacher's decay {step}")
+    def check_rates(self, updates, progress, step):
+        super().check_rates(updates, progress, step)
+        assert_close(
+            updates.method.momentum(progress), self.data[f"ema_decay{step}"], self.RATE, f"teacher's decay {step}"
+        )

@@ -1,11 +1,11 @@
-"""DINO beside its recording: the loss against its sum over pairs, switches, views, exports."""
+"""DINO beyond its recorded steps: the loss by its formula, options, views, exports."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
-from toy_dino import SIZES, SPEC, prepared, recipe
+from toy_dino import SIZES, SPEC, random_updates, recipe
 from toys import picture
 
 from pretrain.loop.exporting import exports_of
@@ -23,14 +23,14 @@ IMAGES = 4
 
 
 def random_views(images: int = IMAGES, patches: int = 16) -> dict[str, Tensor]:
-    """Views of DINO, and noise for MST."""
+    """Views for DINO, and noise for MST."""
     generator = torch.Generator().manual_seed(1)
     sizes = {"global": (2, SPEC.image_size), "local": (SIZES["local_crops"], SIZES["local_size"])}
-    found = {
+    views = {
         name: torch.randn(images, crops, 3, side, side, generator=generator).double()
         for name, (crops, side) in sizes.items()
     }
-    return {**found, "noise": torch.rand(images, 2, 3, patches, generator=generator).double()}
+    return {**views, "noise": torch.rand(images, 2, 3, patches, generator=generator).double()}
 
 
 def progress(step: int, parts: int = 1) -> TrainProgress:
@@ -38,8 +38,8 @@ def progress(step: int, parts: int = 1) -> TrainProgress:
     return TrainProgress(step=step, steps_per_epoch=1, epochs=6, micro_batches=parts)
 
 
-def summed_over_pairs(views: Tensor, others: Tensor | None, targets: Tensor, temperature: float) -> Tensor:
-    """Eq. 3 as it stands."""
+def loss_by_formula(views: Tensor, others: Tensor | None, targets: Tensor, temperature: float) -> Tensor:
+    """DINO Eq. 3."""
     logits = views if others is None else torch.cat([views, others], dim=1)
     terms = []
     for target in range(targets.shape[1]):
@@ -53,46 +53,46 @@ def summed_over_pairs(views: Tensor, others: Tensor | None, targets: Tensor, tem
 @pytest.mark.parametrize("counts", [(2, 0), (2, 5), (3, 1)])
 def test_loss_is_the_mean_over_pairs(counts):
     generator = torch.Generator().manual_seed(0)
-    views, others = (torch.randn(4, count, 7, generator=generator, dtype=torch.float64) for count in counts)
+    views, local = (torch.randn(4, count, 7, generator=generator, dtype=torch.float64) for count in counts)
     targets = torch.randn(4, counts[0], 7, generator=generator, dtype=torch.float64).softmax(dim=-1)
-    found = []
-    for loss in (dino_loss, summed_over_pairs):
-        given = [tensor.clone().requires_grad_() for tensor in (views, others)[: 1 + bool(counts[1])]]
-        value = loss(given[0], given[1] if counts[1] else None, targets, 0.1)
-        found.append([value, *torch.autograd.grad(value, given)])
-    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+    results = []
+    for loss in (dino_loss, loss_by_formula):
+        inputs = [tensor.clone().requires_grad_() for tensor in (views, local)[: 1 + bool(counts[1])]]
+        value = loss(inputs[0], inputs[1] if counts[1] else None, targets, 0.1)
+        results.append([value, *torch.autograd.grad(value, inputs)])
+    torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-12)
 
 
-def test_without_centring_the_centre_stays():
-    updates = prepared(METHOD, recipe(Settings, center=False))
+def test_without_centring_the_centre_does_not_move():
+    updates = random_updates(METHOD, recipe(Settings, center=False))
     updates.method.centre.center.zero_()
     updates.run([{name: view for name, view in random_views().items() if name != "noise"}], progress(0))
     assert not updates.method.centre.center.any()
 
 
-def test_drop_path_is_the_students_own():
-    chosen = recipe(Settings)
-    method = METHOD(chosen.spec, replace(chosen.settings, drop_path=0.5)).double()
+def test_the_student_drops_paths_and_the_teacher_does_not():
+    training = recipe(Settings)
+    method = METHOD(training.spec, replace(training.settings, drop_path=0.5)).double()
     crops = random_views()["global"]
     assert torch.equal(method.teacher.class_tokens(crops), method.teacher.class_tokens(crops))
     assert not torch.equal(method.student.class_tokens(crops), method.student.class_tokens(crops))
 
 
-def test_views_are_of_the_sizes_asked_for():
+def test_views_have_the_sizes_of_the_settings():
     method = METHOD(recipe(Settings).spec, recipe(Settings).settings)
     image = picture(0, 50, 40)
     views = method.views()(image)
     sizes = {name: tuple(tensor.shape) for name, tensor in views.items()}
     assert sizes == {"global": (2, 3, 32, 32), "local": (3, 3, 16, 16)}
     assert not any(torch.equal(crops[0], crops[1]) for crops in views.values())
-    alone = METHOD(method.spec, replace(method.settings, local_crops=0)).views()(image)
-    assert list(alone) == ["global"]
+    global_views = METHOD(method.spec, replace(method.settings, local_crops=0)).views()(image)
+    assert list(global_views) == ["global"]
 
 
 @pytest.mark.parametrize("method", [METHOD, Mst])
 @torch.no_grad()
-def test_exports_keep_the_projector_that_semi_supervised_recipes_start_from(method):
-    """The classifier's features are the head's first layer, as it stands in the training network."""
+def test_exports_keep_the_projector_for_semi_supervised_recipes(method):
+    """The classifier's features are those of the head's first layer in the trained network."""
     settings = Settings if method is METHOD else MstSettings
     trained = method(SPEC, settings(**SIZES))
     images = torch.randn(2, 3, SPEC.image_size, SPEC.image_size, generator=torch.Generator().manual_seed(0))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from recorded import EXACT, close, close_norm, converted, fill
+from recorded import EXACT, assert_close, assert_norm_close, converted, fill
 from recorded_distillation import RecordedDino, crop_major
 from recordings import matches, under
 
@@ -12,7 +12,7 @@ from pretrain.schedules import TableCosine
 
 DATA, FLOAT64 = RecordedDino.data, RecordedDino.LOSS
 FLOAT32 = 1e-5
-ENDS = 2e-4  # of weights in float32 after more than two updates: Adam makes steps of rounding, 8e-5 after four
+ENDS = 2e-4  # weights in float32 after more than two updates: Adam makes steps of rounding, 8e-5 after four
 
 
 class TestDino(RecordedDino):
@@ -34,16 +34,18 @@ class TestDino(RecordedDino):
             )
             yield probe[0], tokens
 
-    def test_float32(self):
+    def test_updates_in_float32(self):
         """The README's own float32 run differs by up to 2e-5 of a tensor's largest value; ours was within 3e-6."""
         updates = self.begin(torch.float32)
         for step in range(self.steps):
             logs = updates.run([converted(self.views(step), torch.float32)], self.progress(step))
-            close(logs["loss"], self.data[f"step{step}/loss"], FLOAT32, f"loss {step}")
-            close(updates.method.centre.center, self.data[f"step{step}/center_after"][0], FLOAT32, f"centre {step}")
-        self.variant(END=FLOAT32 if self.steps <= 2 else ENDS).close_end(updates.method)
+            assert_close(logs["loss"], self.data[f"step{step}/loss"], FLOAT32, f"loss {step}")
+            assert_close(
+                updates.method.centre.center, self.data[f"step{step}/center_after"][0], FLOAT32, f"centre {step}"
+            )
+        self.variant(END=FLOAT32 if self.steps <= 2 else ENDS).check_end(updates.method)
 
-    def test_frozen_prototypes_do_not_count_in_the_optimiser(self):
+    def test_frozen_prototypes_have_no_optimiser_steps(self):
         updates = self.begin()
         prototypes, frozen = updates.method.student.head.last_layer.weight_v, updates.method.settings.freeze_prototypes
         before = prototypes.detach().clone()
@@ -56,15 +58,15 @@ class TestDino(RecordedDino):
 
 
 @pytest.mark.parametrize("example", [match[0] for match in matches(r"sched/example_.*", DATA)])
-def test_schedule_of_the_learning_rate(example):
+def test_learning_rates_equal_the_recorded_examples(example):
     (match,) = matches(r"sched/example_warmup(.+)_ep(.+)_it(.+)_base(.+)_final(.+)", [example])
     warmup, epochs, iterations, peak, floor = map(float, match.groups())
     for step, rate in enumerate(DATA[example]):
-        at = TrainProgress(step=step, steps_per_epoch=int(iterations), epochs=int(epochs))
-        close(TableCosine(warmup=warmup, floor=floor).at(peak, at), rate, EXACT, f"rate {step}")
+        progress = TrainProgress(step=step, steps_per_epoch=int(iterations), epochs=int(epochs))
+        assert_close(TableCosine(warmup=warmup, floor=floor).at(peak, progress), rate, EXACT, f"rate {step}")
 
 
-def test_head_with_batch_norms():
+def test_a_head_with_batch_norms_equals_the_recorded_one():
     before, after = under(DATA, "bnhead_before/"), under(DATA, "bnhead_after/")
     hidden, width_in = before["mlp.0.weight"].shape
     count, bottleneck = before["last_layer.weight_v"].shape
@@ -72,13 +74,13 @@ def test_head_with_batch_norms():
     fixed = "last_layer.weight_g" not in under(DATA, "bnhead/gradnorm/")
     head = PrototypeHead([width_in, *[hidden] * (layers - 1), bottleneck], count, norm="bn", fixed=fixed).double()
     fill(head, before)
-    given = DATA["bnhead/input"].requires_grad_()
-    output = head(given)
-    close(output, DATA["bnhead/output_train"], FLOAT64, "output")
+    inputs = DATA["bnhead/input"].requires_grad_()
+    output = head(inputs)
+    assert_close(output, DATA["bnhead/output_train"], FLOAT64, "output")
     (output * DATA["bnhead/cotangent"]).sum().backward()
-    close(given.grad, DATA["bnhead/input_grad"], FLOAT64, "gradient of the input")
+    assert_close(inputs.grad, DATA["bnhead/input_grad"], FLOAT64, "gradient of the input")
     for name, norm in under(DATA, "bnhead/gradnorm/").items():
-        close_norm(head.get_parameter(name).grad, norm, FLOAT64, name, EXACT)
+        assert_norm_close(head.get_parameter(name).grad, norm, FLOAT64, name, EXACT)
     for name, buffer in after.items():
-        close(head.get_buffer(name), buffer, FLOAT64, name)
-    close(head.eval()(DATA["bnhead/input"]), DATA["bnhead/output_eval_after"], FLOAT64, "output in eval mode")
+        assert_close(head.get_buffer(name), buffer, FLOAT64, name)
+    assert_close(head.eval()(DATA["bnhead/input"]), DATA["bnhead/output_eval_after"], FLOAT64, "output in eval mode")

@@ -1,4 +1,4 @@
-"""DINOv2 beside its recordings: masks, what drops paths, registers, processes."""
+"""DINOv2 beyond its recorded steps: masks, stochastic depth, registers, two processes."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def views(count: int = 6) -> dict[str, Tensor]:
     return {"global": crops, "mask": torch.rand(count, 2, 16, generator=generator) < 0.3}
 
 
-def test_one_crop_of_an_image_is_masked_or_as_many_as_asked():
+def test_as_many_crops_are_masked_as_set():
     for crops in range(3):
         method = dinov2(masked_crops=crops, mask_ratio=(0.4, 0.5))
         masks = [method.views()(PHOTO)["mask"] for _ in range(8)]
@@ -40,21 +40,21 @@ def test_one_crop_of_an_image_is_masked_or_as_many_as_asked():
         assert max(mask.sum(dim=1).max() for mask in masks) <= 8  # half of the patches
 
 
-def test_blocks_that_drop_nothing_are_timms():
+def test_blocks_without_stochastic_depth_equal_timms():
     torch.manual_seed(0)
     vit, images = ViT(SPEC), torch.randn(2, 3, 16, 16)
     before = vit(images)[0]
     torch.testing.assert_close(drop_subsets_(vit, [0.0] * SPEC.depth)(images)[0], before, rtol=1e-5, atol=1e-5)
 
 
-def test_the_teacher_drops_nothing():
+def test_the_student_drops_paths_and_the_teacher_does_not():
     method, crops = dinov2(drop_path=0.5), views()["global"]
     assert torch.equal(method.teacher.class_tokens(crops), method.teacher.class_tokens(crops))
     assert not torch.equal(method.student.class_tokens(crops), method.student.class_tokens(crops))
 
 
 def test_registers_have_no_positions():
-    """Their rows of the table stay zero, with weight decay and by Adam."""
+    """Their rows of the position table stay zero under Adam with weight decay."""
     method = dinov2(replace(SPEC, registers=2))
     updates = Updates(method, replace(SMOKE, spec=method.spec, lr=1e-2))
     for step in range(3):
@@ -63,8 +63,8 @@ def test_registers_have_no_positions():
     assert not table[:, 1:3].any() and table[:, :1].any() and table[:, 3:].any()
 
 
-def test_a_table_of_patches_alone_trains_throughout():
-    """As timm's DINOv2 with registers has it: no rows for class token and registers."""
+def test_a_position_table_of_patches_alone_is_trained():
+    """As in timm's DINOv2 with registers: no rows for class token and registers."""
     method = dinov2(replace(SPEC, registers=2, class_position=False))
     before = method.student.vit.trunk.pos_embed.detach().clone()
     updates = Updates(method, replace(SMOKE, spec=method.spec, lr=1e-2))
@@ -80,11 +80,11 @@ def targets_of_a_share(world: World) -> Tensor:
     return sinkhorn_targets(logits[share], 0.05)
 
 
-def test_two_processes_have_the_targets_of_one():
+def test_two_processes_have_the_sinkhorn_targets_of_one():
     torch.testing.assert_close(torch.cat(together(targets_of_a_share)), targets_of_a_share(World()), rtol=1e-12, atol=0)
 
 
-def test_an_image_without_masked_patches_counts_for_nothing():
+def test_without_masked_patches_the_patch_loss_is_zero():
     method, batch = dinov2(), views()
     batch["mask"] = torch.zeros_like(batch["mask"])
     step = forward_pass(method, batch, progress())
@@ -92,8 +92,8 @@ def test_an_image_without_masked_patches_counts_for_nothing():
 
 
 @pytest.mark.parametrize("unmasked", [0, 1])
-def test_a_micro_batch_without_masked_patches_leaves_their_centre_where_it_is(unmasked):
-    """The first of two such parts of an update was an error, the second one moved the centre towards zero."""
+def test_a_micro_batch_without_masked_patches_does_not_move_their_centre(unmasked):
+    """As the first of two micro-batches it raised an error; as the second it moved the centre towards zero."""
     parts = [views(), views()]
     parts[unmasked]["mask"] = torch.zeros_like(parts[unmasked]["mask"])
     method = dinov2(center_momentum=0.0)

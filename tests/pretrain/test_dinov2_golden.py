@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from recorded import EXACT, close, doubled
+from recorded import EXACT, assert_close, case_classes, doubled
 from recorded_distillation import crop_major
 from recorded_masked import RecordedMasked, mask_order
 from recordings import facts, tensors, under
@@ -24,7 +24,7 @@ class RecordedDinoV2(RecordedMasked):
 
     @classmethod
     def totals(cls, step, prefix):
-        """As displayed: KoLeo's loss is weighted, and half of it; so is that of the patches."""
+        """As displayed: KoLeo's loss is weighted and halved, and so is the patch loss."""
         config, cls_loss = cls.config, step["dino_local_crops_loss"] + step["dino_global_crops_loss"]
         koleo, patch = 2 * step["koleo_loss"], 2 * step["ibot_loss"]
         return {
@@ -62,7 +62,7 @@ class RecordedDinoV2(RecordedMasked):
         views = self.views(step)
         method.before_forward(self.progress(step))
         for name, centre in self.centres(f"step{step}/center_used/").items():
-            close(method.get_buffer(name), centre, self.END, name)
+            assert_close(method.get_buffer(name), centre, self.END, name)
         masks = views["mask"]
         targets, patch_targets, _ = method.teacher_targets(views["global"], masks)
         yield f"step{step}/cls_targets_swapped", crop_major(targets.flip(1)), self.NORM
@@ -77,20 +77,18 @@ class RecordedDinoV2(RecordedMasked):
         for step in range(config["epochs"] * config["epoch_len"]):
             now = self.progress(step - config["first"])
             updates.method.before_forward(now)
-            close(updates.method.teacher_temperature, self.data["sched/teacher_temp"][step], EXACT, f"{step}")
+            assert_close(updates.method.teacher_temperature, self.data["sched/teacher_temp"][step], EXACT, f"{step}")
             updates.set_rates(now)
             for ours, group in zip(updates.groups, updates.optimizer.param_groups, strict=True):
                 if ours.zero_lr_epochs:
-                    close(group["lr"], self.data["sched/last_layer_lr"][step], EXACT, f"prototypes' rate {step}")
+                    assert_close(group["lr"], self.data["sched/last_layer_lr"][step], EXACT, f"prototypes' rate {step}")
 
 
-for _case in CONFIG["cases"]:
-    _name = f"Test{_case.title().replace('_', '')}"
-    globals()[_name] = type(_name, (RecordedDinoV2,), {"case": _case})
+globals().update(case_classes(RecordedDinoV2, CONFIG["cases"]))
 
 
 @pytest.mark.parametrize("case", range(len(CONFIG["mask_cases"])))
-def test_masks(case):
+def test_masks_equal_the_recorded_ones(case):
     side, _, _, crops, ratios, probability, seed = CONFIG["mask_cases"][case]
     random.seed(seed)
     batches = under(DATA, f"masks/case{case}/batch")
@@ -103,24 +101,24 @@ def test_masks(case):
 
 @pytest.mark.parametrize("case", range(len(CONFIG["drop_cases"])))
 @pytest.mark.parametrize("scaled", [False, True])
-def test_stochastic_depth(case, scaled, monkeypatch):
+def test_stochastic_depth_equals_the_recorded_one(case, scaled, monkeypatch):
     data = under(DATA, f"drop/case{case}/")
     name = "list_perm" if scaled else "perm"
     monkeypatch.setattr(torch, "randperm", lambda images, device=None: data[name])
     gamma = data["gamma"] if scaled else 1.0
     ours = SubsetDropPath(data["rate"].item()).add(data["x"], lambda kept: gamma * torch.tanh(kept @ data["w"]))
-    close(ours, data["list_out_scaled" if scaled else "out"], EXACT)
+    assert_close(ours, data["list_out_scaled" if scaled else "out"], EXACT)
 
 
 @pytest.mark.parametrize("temperature", CONFIG["loss_case"]["temps"])
 @pytest.mark.parametrize("kind", ["cls", "patch"])
-def test_sinkhorn(kind, temperature):
-    close(sinkhorn_targets(DATA["loss/logits"], temperature), DATA[f"loss/sk_{kind}_{temperature}"], 1e-9)
+def test_sinkhorn_equals_the_recorded_one(kind, temperature):
+    assert_close(sinkhorn_targets(DATA["loss/logits"], temperature), DATA[f"loss/sk_{kind}_{temperature}"], 1e-9)
 
 
-def test_koleo():
+def test_koleo_equals_the_recorded_one():
     vectors = DATA["loss/koleo_x"].clone().requires_grad_()
     loss = koleo_loss(vectors)
     loss.backward()
-    close(loss, DATA["loss/koleo"], 1e-9, "loss")
-    close(vectors.grad, DATA["loss/koleo_grad"], 1e-9, "gradient")
+    assert_close(loss, DATA["loss/koleo"], 1e-9, "loss")
+    assert_close(vectors.grad, DATA["loss/koleo_grad"], 1e-9, "gradient")

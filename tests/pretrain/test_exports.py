@@ -1,4 +1,4 @@
-"""The export of a method is what its importer makes of the official code's file of the same weights."""
+"""The export of a method equals the import of the official code's file with the same weights."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ Tensors = dict[str, Tensor]
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor] | nn.Module) -> Tensors:
-    """The tensors with `prefix` before their names."""
+    """Tensors with `prefix` before their names."""
     tensors = tensors.state_dict() if isinstance(tensors, nn.Module) else tensors
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
@@ -73,7 +73,7 @@ def simmim(method: Method) -> Tensors:
 
 
 def lut_on_simmim(method: Method) -> Tensors:
-    """LUT's code has none: SimMIM's conventions."""
+    """LUT's code has no file of SimMIM; the conventions are SimMIM's."""
     return under("model.encoder.", method.base.vit.trunk)
 
 
@@ -93,23 +93,25 @@ CASES: list[tuple[str, str, str, str, Callable[[Method], Tensors]]] = [
 
 
 @pytest.mark.parametrize(("name", "key", "importer", "branch", "official"), CASES)
-def test_an_export_is_what_the_importer_makes_of_the_official_file(name, key, importer, branch, official, tmp_path):
+def test_an_export_equals_the_import_of_the_official_file(name, key, importer, branch, official, tmp_path):
     method = build(load_extension("methods", name), small_recipe(name, key), seed=0)
-    with torch.no_grad():  # so that branches differ
-        for where, parameter in method.named_parameters():
-            if not where.endswith("pos_embed"):
+    with torch.no_grad():  # so that the branches differ
+        for parameter_name, parameter in method.named_parameters():
+            if not parameter_name.endswith("pos_embed"):
                 parameter.mul_(torch.empty_like(parameter).uniform_(0.9, 1.1))
     facts = {"args.imagenet_default_mean_and_std": True} if name == "beit" else {}
-    tensors = {where: tensor.detach() for where, tensor in official(method).items()}
+    tensors = {parameter_name: tensor.detach() for parameter_name, tensor in official(method).items()}
     file = ForeignFile(path=tmp_path, sha256="0" * 64, tensors=tensors, facts=facts)
-    ours = next(export for _, export in exports_of(method, {}) if export.facts["branch"] == branch)
-    several = "teacher" in dict(method.named_children()) and importer == name
+    exports = {export.facts["branch"]: export for _, export in exports_of(method, {})}
+    export = exports[branch]
+    has_branches = "teacher" in dict(method.named_children()) and importer == name
     options = ImportOptions(
-        heads=None if ours.spec.relative_position != "none" else ours.spec.heads, branch=branch if several else None
+        heads=None if export.spec.relative_position != "none" else export.spec.heads,
+        branch=branch if has_branches else None,
     )
     imported = import_file(load_extension("importers", importer), file, options)
-    assert replace(imported.spec, architecture=ours.spec.architecture) == ours.spec
-    assert imported.preparation == ours.preparation
-    assert imported.tensors.keys() == ours.tensors.keys()
-    assert all(torch.equal(tensor, ours.tensors[name]) for name, tensor in imported.tensors.items())
-    assert all(torch.equal(tensor, ours.extra[name]) for name, tensor in imported.extra.items())
+    assert replace(imported.spec, architecture=export.spec.architecture) == export.spec
+    assert imported.preparation == export.preparation
+    assert imported.tensors.keys() == export.tensors.keys()
+    assert all(torch.equal(tensor, export.tensors[name]) for name, tensor in imported.tensors.items())
+    assert all(torch.equal(tensor, export.extra[name]) for name, tensor in imported.extra.items())

@@ -1,4 +1,4 @@
-"""iBOT beside its recording: what it is without masks, weights of losses, other heads, views, exports."""
+"""iBOT beyond its recorded steps: equality with DINO without masks, weights of losses, other heads, views, exports."""
 
 from dataclasses import replace
 
@@ -19,8 +19,8 @@ from probes.finetune.classifier import projector_layer
 
 def ibot(**changes) -> Ibot:
     torch.manual_seed(0)
-    chosen = recipe(Settings, **changes)
-    return METHOD(chosen.spec, chosen.settings).double()
+    training = recipe(Settings, **changes)
+    return METHOD(training.spec, training.settings).double()
 
 
 def masked_views(share: float = 0.5) -> dict[str, Tensor]:
@@ -30,7 +30,7 @@ def masked_views(share: float = 0.5) -> dict[str, Tensor]:
 
 
 class WithoutMasks(RecordedDino):
-    """iBOT on DINO's recorded crops."""
+    """iBOT on DINO's recorded crops, with empty masks."""
 
     method, options = METHOD, Settings
 
@@ -39,19 +39,19 @@ class WithoutMasks(RecordedDino):
         return super().views(forward) | {"mask": torch.zeros(self.config["B"], 2, patches, dtype=torch.bool)}
 
 
-def test_without_masks_it_is_dino():
+def test_without_masks_ibot_equals_dino():
     case = WithoutMasks()
     case.run(case.begin())
 
 
-def test_masks_wait_for_their_epoch():
-    """Without masks until then, whatever the views hold, and the patches' temperature waits too."""
+def test_masks_are_used_from_their_epoch_on():
+    """Until then masks in the views are ignored, and the patches' temperature stays at its start."""
     method, views = ibot(mask_start=2), masked_views()
     first, second = (forward_pass(method, views, progress(epoch)) for epoch in (1, 2))
     unmasked = forward_pass(method, views | {"mask": torch.zeros_like(views["mask"])}, progress(1))
     assert first.loss == unmasked.loss and first.logs["patch"] == 0 < second.logs["patch"]
     assert method.patch_temperature == method.settings.patch_temperature_start
-    assert first.logs["cls"] != second.logs["cls"], "the class token saw the masks"
+    assert first.logs["cls"] != second.logs["cls"], "the class token depends on the masks"
     method.before_forward(progress(0))
     assert list(method.baseline_loss(views)) == ["cls"]
 
@@ -71,8 +71,8 @@ def test_the_loss_is_the_weighted_sum(changes):
 
 
 @pytest.mark.parametrize("teacher", [True, False])
-def test_patches_with_prototypes_of_their_own(teacher):
-    """The teacher's follow the student's where it has some; else the student's are left to themselves."""
+def test_patches_may_have_separate_prototypes(teacher):
+    """The teacher's follow the student's, unless the teacher's head is shared; then the student's are independent."""
     method = ibot(shared_head=False, shared_head_teacher=teacher, teacher_momentum=0.0, head_norm="ln")
     assert method.student.head.mlp[1] is method.student.head.mlp[4]  # models/head.py:69-87
     heads = {branch: dict(getattr(method, branch).head.named_parameters()) for branch in ("student", "teacher")}
@@ -101,7 +101,7 @@ def test_half_of_the_crops_stay_unmasked():
     assert shares[shares > 0].min() >= 1 / 16 and shares.max() <= 0.5
 
 
-def test_exports_carry_the_head_from_whose_first_layer_fine_tuning_starts():
+def test_exports_keep_the_head_whose_first_layer_starts_fine_tuning():
     method = ibot()
     (name, export), _ = exports_of(method, {})
     assert name == "export" and export.facts["branch"] == "teacher"

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from recorded import EXACT, close
+from recorded import EXACT, assert_close
 from recorded_distillation import RecordedDistillation, crop_major
 from recordings import matches
 
@@ -33,7 +33,7 @@ class TestIbot(RecordedDistillation):
     losses = {"loss": "step{}/loss_loss"}
 
     def settings(self):
-        """With the recorded options that DINO does not have."""
+        """Including the recorded options that DINO does not have."""
         config, ratios = self.config, several(self.config["ratio"])
         self.changes = dict(
             patch_temperature=config["tpt"],
@@ -64,11 +64,11 @@ class TestIbot(RecordedDistillation):
         return {**super().views(forward), "mask": torch.stack(masks, dim=1)}
 
     def outputs(self, method, step):
-        """All patches' outputs, of which the loss needs those of the masked ones."""
+        """Outputs of all patches, not only of the masked ones that the loss uses."""
         views = self.views(step)
         masked = method.encode_masked(views["global"], views["mask"])
-        whole = method.teacher.vit(views["global"].flatten(0, 1))[0].unflatten(0, views["mask"].shape[:2])
-        for name, tokens in (("student", masked), ("teacher", whole)):
+        unmasked = method.teacher.vit(views["global"].flatten(0, 1))[0].unflatten(0, views["mask"].shape[:2])
+        for name, tokens in (("student", masked), ("teacher", unmasked)):
             head = getattr(method, name).head
             vectors = head.embed(tokens)
             yield f"step{step}/{name}_cls", crop_major(head.last_layer(vectors[:, :, 0]))
@@ -77,13 +77,13 @@ class TestIbot(RecordedDistillation):
             local = method.student.head(method.student.class_tokens(views["local"]))
             yield f"step{step}/student_local_cls", crop_major(local)
 
-    def close_update(self, updates, logs, step):
-        super().close_update(updates, logs, step)
+    def check_update(self, updates, logs, step):
+        super().check_update(updates, logs, step)
         for name, weight in (("cls", self.config["l1"]), ("patch", self.config["l2"])):
-            close(weight * logs[name], self.data[f"step{step}/loss_{name}"], self.LOSS, f"loss {name} {step}")
+            assert_close(weight * logs[name], self.data[f"step{step}/loss_{name}"], self.LOSS, f"loss {name} {step}")
 
-    def test_masks_of_the_steps(self):
-        """In the official order: of every image every crop, the local ones too, for which masks are drawn in vain."""
+    def test_masks_of_the_steps_equal_the_recorded_ones(self):
+        """In the official order: every crop of every image, including local ones, whose masks are not used."""
         settings = self.settings()
         draw = VaryingMask(shape=settings.mask_shape, ratios=settings.mask_ratios, spreads=settings.mask_spreads)
         for step in range(self.steps):
@@ -98,17 +98,17 @@ DATA, CONFIG = TestIbot.data, TestIbot.config
 
 
 @pytest.mark.parametrize("example", [match[0] for match in matches(r"sched/example_patch_temp_.*", DATA)])
-def test_temperature_of_patches_that_are_masked_later(example):
+def test_temperatures_of_delayed_masks_equal_the_recorded_ones(example):
     (match,) = matches(r"sched/example_patch_temp_mim_start(\d+)_warm(\d+)_ep(\d+)_(.+)to(.+)", [example])
     delay, warmup, epochs = (int(match[number]) for number in (1, 2, 3))
     temperature = Temperature(start=float(match[4]), end=float(match[5]), warmup=warmup, delay=delay)
     assert len(DATA[example]) == epochs
     for epoch, value in enumerate(DATA[example]):
-        close(temperature.at(epoch), value, EXACT, f"epoch {epoch}")
+        assert_close(temperature.at(epoch), value, EXACT, f"epoch {epoch}")
 
 
 @pytest.mark.parametrize("number", sorted({match[1] for match in matches(r"masks14/(\d+)_view\d+", DATA)}))
-def test_masks_on_larger_grids(number):
+def test_masks_on_larger_grids_equal_the_recorded_ones(number):
     shape, ratio, spread = LARGER[number]
     ratios = several(ratio)
     draw = VaryingMask(shape=SHAPES[shape], ratios=ratios, spreads=several(spread, len(ratios)))

@@ -1,4 +1,4 @@
-"""I-JEPA beside its recordings: when context blocks may overlap targets, the blocks of a batch."""
+"""I-JEPA beyond its recorded steps: when context blocks may overlap targets, and the blocks of a batch."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def noise(method: IJepa, images: int = 5) -> torch.Tensor:
     return torch.rand(images, count, 2, generator=torch.Generator().manual_seed(0))
 
 
-def test_a_context_block_is_moved_until_it_keeps_enough_and_then_overlaps_the_last_target():
+def test_after_too_many_tries_a_context_block_may_overlap_the_last_target():
     targets = torch.zeros(1, 2, 64, dtype=torch.bool)
     targets[0, 0, :32], targets[0, 1, 32:] = True, True
     tries = torch.zeros(1, 1, 3 * TRIES, 64, dtype=torch.bool)
@@ -34,17 +34,17 @@ def test_a_context_block_is_moved_until_it_keeps_enough_and_then_overlaps_the_la
     assert first.item() == 0 and free.sum() == 8
 
 
-def test_contexts_of_a_batch_have_as_many_patches_and_none_of_a_target():
+def test_contexts_of_a_batch_have_equal_sizes_and_no_target_patch():
     method = ijepa(context_blocks=2, min_keep=2)
     contexts, targets = method.block_ids(noise(method))
     assert contexts.shape[:2] == (2, 5) and targets.shape[:2] == (4, 5)
     for image in range(5):
-        shown = [set(ids[image].tolist()) for ids in contexts]
-        asked = set(targets[:, image].flatten().tolist())
-        assert all(not part & asked and len(part) == contexts.shape[2] for part in shown)
+        context_sets = [set(ids[image].tolist()) for ids in contexts]
+        target_set = set(targets[:, image].flatten().tolist())
+        assert all(not part & target_set and len(part) == contexts.shape[2] for part in context_sets)
 
 
-def test_sizes_are_those_of_the_update_in_all_its_parts():
+def test_block_sizes_are_drawn_once_per_update():
     method, drawn = ijepa(), []
     for step, part in ((3, 0), (3, 1), (4, 0)):
         method.before_forward(replace(progress(), step=step, micro_batch=part, micro_batches=2))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recorded import EXACT, RecordedTraining, close, count, doubled
+from recorded import EXACT, RecordedTraining, assert_close, case_classes, count, doubled
 from recordings import facts, tensors, under
 
 from pretrain.method import TrainProgress
@@ -86,7 +86,7 @@ class RecordedIJepa(RecordedTraining):
         return TrainProgress(step=config["first"] + step, steps_per_epoch=config["ipe"], epochs=config["epochs"])
 
     def views(self, forward):
-        """Sets the ids of the blocks, which are recorded."""
+        """Also set the recorded ids of the blocks."""
         blocks = {kind: count(self.data, f"step{forward}/{kind}{{}}") for kind in ("enc", "pred")}
         self.ids = tuple(
             torch.stack([self.data[f"step{forward}/{kind}{number}"] for number in range(numbers)])
@@ -99,19 +99,14 @@ class RecordedIJepa(RecordedTraining):
         yield f"step{step}/prediction", method.predict(images, *self.ids), self.NORM
         yield f"step{step}/target", method.target_features(images, self.ids[1], len(self.ids[0])), self.NORM
 
-    def close_rates(self, updates, progress, step):
+    def check_rates(self, updates, progress, step):
         rate, decay = updates.rates(progress)
-        close(rate, self.data[f"step{step}/lr"], EXACT, f"rate {step}")
-        close(decay, self.data[f"step{step}/wd"], EXACT, f"weight decay {step}")
+        assert_close(rate, self.data[f"step{step}/lr"], EXACT, f"rate {step}")
+        assert_close(decay, self.data[f"step{step}/wd"], EXACT, f"weight decay {step}")
 
     def test_momentum(self, monkeypatch):
-        method, seen = self.begin().method, []
-        monkeypatch.setattr(
-            "pretrain.methods.ijepa.ema_update", lambda teacher, student, momentum: seen.append(momentum)
-        )
-        for step in range(len(self.data["sched/momentum"])):
-            method.after_update(replace(self.progress(0), step=step))
-        close(torch.tensor(seen, dtype=torch.float64), self.data["sched/momentum"], EXACT, "momentum")
+        recorded = self.data["sched/momentum"]
+        assert_close(self.teacher_momenta(monkeypatch, len(recorded)), recorded, EXACT, "momentum")
 
 
 def mask_settings(masks):
@@ -126,41 +121,44 @@ def mask_settings(masks):
     )
 
 
-for _case in CONFIG["cases"]:
-    _name = f"Test{_case.title().replace('_', '')}"
-    globals()[_name] = type(_name, (RecordedIJepa,), {"case": _case})
+globals().update(case_classes(RecordedIJepa, CONFIG["cases"]))
 
 
 MASKS = [(case, batch) for case, c in enumerate(CONFIG["collators"]) for batch in range(c["batches"])]
 
 
 @pytest.mark.parametrize(("case", "batch"), MASKS)
-def test_blocks(case, batch):
-    """Sizes from the recorded number of the batch, blocks at the recorded places, and the patches that are left."""
+def test_blocks_equal_the_recorded_ones(case, batch):
+    """Sizes for the recorded number of the batch, blocks at the recorded places, and the remaining patches."""
     options, data = CONFIG["collators"][case], under(DATA, f"masks/case{case}/batch{batch}/")
     masks, side = options["args"], options["args"]["input_size"] // options["args"]["patch_size"]
-    s, grid = Settings(**mask_settings(masks)), (side, side)
+    settings, grid = Settings(**mask_settings(masks)), (side, side)
     smoke = RECIPES["smoke"]
     method = METHOD(replace(smoke.spec, image_size=4 * side), replace(smoke.settings, **mask_settings(masks)))
     method.before_forward(TrainProgress(step=batch, steps_per_epoch=100, epochs=1))
-    close(torch.tensor(method.uniform, dtype=torch.float64), data["uniform"], EXACT, "uniform numbers")
+    assert_close(torch.tensor(method.uniform, dtype=torch.float64), data["uniform"], EXACT, "uniform numbers")
     sizes = [
-        block_size(grid, s.target_scale, s.target_aspect, method.uniform[0]),
-        block_size(grid, s.context_scale, (1.0, 1.0), method.uniform[1]),
+        block_size(grid, settings.target_scale, settings.target_aspect, method.uniform[0]),
+        block_size(grid, settings.context_scale, (1.0, 1.0), method.uniform[1]),
     ]
     assert sizes == [tuple(size) for size in data["sizes"].tolist()]
     places = ((data["draws"][:, 2] + 0.5) / data["draws"][:, 1]).view(-1, 2)  # (draws, 2)
     targets, contexts = [], []
     for _ in range(options["B"]):
-        of_image, places = places.tensor_split([s.target_blocks])
-        targets.append(blocks_at(of_image[None], sizes[0], grid))
-        for _ in range(s.context_blocks):
+        target_places, places = places.tensor_split([settings.target_blocks])
+        targets.append(blocks_at(target_places[None], sizes[0], grid))
+        for _ in range(settings.context_blocks):
             tries = blocks_at(places[None], sizes[1], grid)[:, None]
-            free, first = free_blocks(tries, targets[-1][:, :0] if s.context_overlaps else targets[-1], s.min_keep)
+            free, first = free_blocks(
+                tries, targets[-1][:, :0] if settings.context_overlaps else targets[-1], settings.min_keep
+            )
             contexts.append(free)
             places = places[int(first) + 1 :]
     assert not len(places)
-    drawn = {"pred": torch.cat(targets), "enc": torch.cat(contexts).view(options["B"], s.context_blocks, -1)}
-    for kind, blocks in drawn.items():
+    blocks_by_kind = {
+        "pred": torch.cat(targets),
+        "enc": torch.cat(contexts).view(options["B"], settings.context_blocks, -1),
+    }
+    for kind, blocks in blocks_by_kind.items():
         for number, ids in enumerate(ids_of(blocks)):
             assert torch.equal(ids, data[f"{kind}{number}"]), f"{kind} {number}"

@@ -1,4 +1,4 @@
-"""`--init`: encoders start from a checkpoint's weights, each branch from its like; all else is drawn."""
+"""`--init`: encoders start from a checkpoint's weights, each branch from the same one; all other weights are drawn."""
 
 import json
 from dataclasses import replace
@@ -22,7 +22,7 @@ from pretrain.recipe import VIT_SMOKE
 
 @pytest.fixture(scope="module")
 def dino_run(tmp_path_factory):
-    """The folder of a finished training with a student and a teacher that differ."""
+    """The folder of a finished training whose student and teacher differ."""
     training = trainer("dino", tmp_path_factory.mktemp("dino"))
     assert training.train() == "finished"
     return training.run.out
@@ -40,7 +40,7 @@ def export_of(spec, preparation=None) -> ViTExport:
 
 @pytest.mark.parametrize("name", source_files("methods"))
 def test_every_method_begins_with_the_checkpoints_encoder(name):
-    """Its moving averages and frozen copies too, and its loss is computed from them."""
+    """Including moving averages and frozen copies."""
     recipe, module = small_recipe(name), load_extension("methods", name)
     init = started_from(export_of(recipe.spec, Preparation(mean=HALF, std=HALF)))
     method = build(module, init.recipe(recipe), seed=0)
@@ -49,8 +49,8 @@ def test_every_method_begins_with_the_checkpoints_encoder(name):
     assert all(same(vit.state_dict(), expected) for vit in encoders_of(method))
     assert {id(encoder.vit) for encoder in method.encoders().values()} <= {id(vit) for vit in encoders_of(method)}
     assert method.preparation.mean == HALF
-    others = [copy for copy in method.modules() if isinstance(copy, ViT) and copy not in encoders_of(method)]
-    assert all(copy.spec != method.spec for copy in others)
+    other_vits = [vit for vit in method.modules() if isinstance(vit, ViT) and vit not in encoders_of(method)]
+    assert all(vit.spec != method.spec for vit in other_vits)
 
 
 ANY_POSITIONS = ["dino", "ibot", "mst", "msn", "moca", "mocov3", "byol", "lejepa", "dinov2", "simdino", "simdinov2"]
@@ -58,7 +58,7 @@ ANY_POSITIONS = ["dino", "ibot", "mst", "msn", "moca", "mocov3", "byol", "lejepa
 
 @pytest.mark.parametrize("name", ANY_POSITIONS)
 def test_methods_of_whole_images_train_a_dinov3_encoder(name, tmp_path, monkeypatch):
-    """Rotary positions, registers, layer scale, keys without a bias. Three updates: the first may have rate 0."""
+    """With rotary positions, registers, layer scale, keys without bias. The first of three updates may have rate 0."""
     monkeypatch.setattr("pretrain.loop.trainer.is_counted", lambda out: True)
     recipe = small_recipe(name, epochs=1)
     spec = replace(
@@ -82,27 +82,31 @@ def test_methods_of_whole_images_train_a_dinov3_encoder(name, tmp_path, monkeypa
     assert export.spec == spec and not same(export.tensors, init.trained.tensors)
 
 
-def test_student_and_teacher_go_to_their_like(dino_run, tmp_path):
+def test_student_and_teacher_start_from_student_and_teacher(dino_run, tmp_path):
     exports = {export.facts["branch"]: export for _, export in exports_in(dino_run)}
     assert exports["teacher"].digest != exports["student"].digest
     init = initial_weights(str(dino_run))
     continued = trainer("dino", tmp_path, init=init)
     for branch, encoder in continued.method.encoders().items():
         assert same(encoder.vit.state_dict(), exports[branch].build().state_dict())
-    alone = initial_weights(str(dino_run / "export-student"))
-    assert alone.trained.digest == alone.averaged.digest == exports["student"].digest
+    student_only = initial_weights(str(dino_run / "export-student"))
+    assert student_only.trained.digest == student_only.averaged.digest == exports["student"].digest
 
 
 def test_both_branches_of_a_file_are_read(tmp_path):
     wide = replace(VIT_SMOKE, width=384, depth=1, heads=6, mlp_hidden=64)  # a width with a published number of heads
-    both = {branch: ViTExport.from_vit(ViT(wide), Preparation()) for branch in ("student", "teacher")}
-    names = {branch: {f"backbone.{name}": t for name, t in export.tensors.items()} for branch, export in both.items()}
-    torch.save(names, tmp_path / "checkpoint.pth")
+    exports = {branch: ViTExport.from_vit(ViT(wide), Preparation()) for branch in ("student", "teacher")}
+    tensors = {
+        branch: {f"backbone.{name}": t for name, t in export.tensors.items()} for branch, export in exports.items()
+    }
+    torch.save(tensors, tmp_path / "checkpoint.pth")
     init = initial_weights(f"dino:{tmp_path / 'checkpoint.pth'}")
-    assert same(init.trained.tensors, both["student"].tensors) and same(init.averaged.tensors, both["teacher"].tensors)
+    assert same(init.trained.tensors, exports["student"].tensors) and same(
+        init.averaged.tensors, exports["teacher"].tensors
+    )
 
 
-def test_positions_go_to_the_recipes_grid_and_features_stay_alike():
+def test_positions_are_resized_to_the_recipes_grid():
     export = export_of(replace(SMALL, image_size=32))
     recipe = replace(small_recipe("simmim"), spec=SMALL)
     init = started_from(export)
@@ -113,7 +117,7 @@ def test_positions_go_to_the_recipes_grid_and_features_stay_alike():
     assert init.facts(method)["resized_from"] == 32
 
 
-def test_the_architecture_is_the_checkpoints():
+def test_the_architecture_is_taken_from_the_checkpoint():
     export = export_of(replace(SMALL, registers=3, layer_scale=True))
     init = started_from(export)
     recipe = replace(small_recipe("dino"), spec=SMALL)
@@ -124,19 +128,19 @@ def test_the_architecture_is_the_checkpoints():
         init.recipe(small_recipe("dino"))
 
 
-def test_what_is_evaluated_of_the_encoder_may_be_set():
-    """timm's DINOv3 names the mean patch token, and DINO trains the class token; --set pool=cls was refused."""
+def test_the_pooling_of_the_encoder_may_be_set():
+    """timm's DINOv3 has pool=avg, and DINO trains the class token; --set pool=cls was refused."""
     init = started_from(export_of(replace(SMALL, pool="avg")))
     recipe = replace(small_recipe("dino"), spec=SMALL)
     assert init.recipe(recipe).spec.pool == "avg"
-    chosen = init.recipe(recipe, ["pool"])
-    assert chosen.spec.pool == "cls"
-    method = build(load_extension("methods", "dino"), chosen, seed=0)
+    with_pool = init.recipe(recipe, ["pool"])
+    assert with_pool.spec.pool == "cls"
+    method = build(load_extension("methods", "dino"), with_pool, seed=0)
     init.load_into(method)
     assert same(method.teacher.vit.state_dict(), init.trained.build().state_dict())
 
 
-def test_timms_copy_of_a_sine_cosine_table_serves_mae():
+def test_a_learned_table_of_sines_and_cosines_is_accepted_by_mae():
     mae = small_recipe("mae")
     learned = export_of(replace(mae.spec, position="learned"))
     table = sincos_positions(mae.spec.grid, mae.spec.width, "column", 1)
@@ -145,7 +149,7 @@ def test_timms_copy_of_a_sine_cosine_table_serves_mae():
     assert started_from(learned).recipe(mae).spec.position == "learned"  # which MAE then refuses
 
 
-def test_a_frozen_encoder_stays_while_the_rest_learns(tmp_path):
+def test_a_frozen_encoder_does_not_change_while_the_rest_is_trained(tmp_path):
     recipe = {"epochs": 3, "weight_decay": 0.1}
     init = started_from(export_of(small_recipe("mae").spec), frozen_epochs=2)
     training = trainer("mae", tmp_path, init=init, recipe=recipe, export_every=2)
@@ -163,10 +167,10 @@ def test_a_frozen_encoder_stays_while_the_rest_learns(tmp_path):
     assert any(name.endswith("attn.qkv.weight") for name in moved)
 
 
-def test_it_resumes_to_the_same_bits_and_only_from_the_same_weights(dino_run, tmp_path):
+def test_a_resumed_run_needs_the_same_init_and_equals_an_uninterrupted_one(dino_run, tmp_path):
     init = initial_weights(str(dino_run))
-    whole = trainer("dino", tmp_path / "whole", init=init)
-    whole.train()
+    uninterrupted = trainer("dino", tmp_path / "whole", init=init)
+    uninterrupted.train()
     first = trainer("dino", tmp_path / "parts", init=init)
     first.run = replace(first.run, monitor_every=1, monitor=lambda *_: first.stop() or {})
     assert first.train() == "stopped"
@@ -174,30 +178,30 @@ def test_it_resumes_to_the_same_bits_and_only_from_the_same_weights(dino_run, tm
         trainer("dino", tmp_path / "parts", resume=True).train()
     second = trainer("dino", tmp_path / "parts", init=init, resume=True)
     assert second.train() == "finished"
-    assert same(second.method.state_dict(), whole.method.state_dict())
+    assert same(second.method.state_dict(), uninterrupted.method.state_dict())
 
 
-def test_the_monitor_sees_the_checkpoint_first_and_a_fall_is_told(tmp_path, capsys):
+def test_the_monitor_starts_with_the_checkpoint_and_warns_of_a_fall(tmp_path, capsys):
     recipe = small_recipe("mae")
     init = started_from(export_of(recipe.spec))
     accuracies = iter([60.0, 59.5, 40.0])
-    seen = []
+    monitored = []
 
     def monitor(export, progress):
-        seen.append((progress.step, export.digest))
+        monitored.append((progress.step, export.digest))
         return {"knn_top1": next(accuracies)}
 
     trainer("mae", tmp_path, init=init, monitor=monitor, monitor_every=1).train()
-    assert [step for step, _ in seen] == [0, 3, 6]
-    assert seen[0][1] == ViTExport.load(tmp_path / "start").digest
+    assert [step for step, _ in monitored] == [0, 3, 6]
+    assert monitored[0][1] == ViTExport.load(tmp_path / "start").digest
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["knn_top1"] for line in lines if "knn_top1" in line] == [60.0, 59.5, 40.0]
-    warned = [line for line in "".join(capsys.readouterr()).splitlines() if "warning" in line]
-    assert len(warned) == 1 and "40.00" in warned[0] and "60.00" in warned[0]
+    warnings = [line for line in "".join(capsys.readouterr()).splitlines() if "warning" in line]
+    assert len(warnings) == 1 and "40.00" in warnings[0] and "60.00" in warnings[0]
 
 
 def test_exports_keep_the_checkpoints_statistics(tmp_path):
-    """Those of an unfinished run too, whose method is built anew from run.json."""
+    """Also those of an unfinished run, whose method is built again from run.json."""
     init = started_from(export_of(small_recipe("mae").spec, Preparation(mean=HALF, std=HALF)))
     training = trainer("mae", tmp_path, init=init)
     training.run = replace(training.run, monitor_every=1, monitor=lambda *_: training.stop() or {})

@@ -1,4 +1,4 @@
-"""A training that does not learn says so, one that learns does not; and what the comparison rests on."""
+"""Warnings of trainings that do not learn, and the baselines and statistics that they are based on."""
 
 import json
 import math
@@ -22,7 +22,7 @@ MIN_UPDATES = 80  # enough to assess so small a network
 
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
-    """A training of so many updates of 16 images, assessed at its end."""
+    """A function that trains for a number of updates of 16 images, assessed at the end."""
 
     def train(name: str, lr: float, updates: int = MIN_UPDATES):
         monkeypatch.setattr("pretrain.loop.learning.MIN_UPDATES", updates)
@@ -49,70 +49,77 @@ def test_a_training_that_learns_gives_no_warning(trained, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "lr", "updates"), [("mae", 1e-9, 10), ("mae", 100 * LR, MIN_UPDATES), ("dino", 1e-9, 50)]
 )
-def test_a_broken_rate_is_told_once_and_recorded(name, lr, updates, trained, tmp_path, capsys):
-    """None to speak of, or a hundred times what the network learns by."""
+def test_a_bad_learning_rate_gives_one_recorded_warning(name, lr, updates, trained, tmp_path, capsys):
+    """A rate of nearly zero, or a hundred times one at which the network learns."""
     training = trained(name, lr, updates)
-    (told,) = training.learning.warnings.values()
-    assert told.startswith("the loss is ") and "nothing is learned; try lr (peak now " in told and "\n" not in told
+    (warning,) = training.learning.warnings.values()
+    assert (
+        warning.startswith("the loss is ")
+        and "nothing is learned; try lr (peak now " in warning
+        and "\n" not in warning
+    )
     console = capsys.readouterr().err
-    assert console.count("warning") == console.count(f"warning: epoch {updates // 2}: {told}\n") == 1
-    assert [line["step"] for line in lines_of(tmp_path) if line.get("warnings") == [told]] == [training.step]
-    assert training.first_export().facts["warnings"] == [told]
-    assert next(exports_in(tmp_path))[1].facts["warnings"] == [told]
+    assert console.count("warning") == console.count(f"warning: epoch {updates // 2}: {warning}\n") == 1
+    assert [line["step"] for line in lines_of(tmp_path) if line.get("warnings") == [warning]] == [training.step]
+    assert training.first_export().facts["warnings"] == [warning]
+    assert next(exports_in(tmp_path))[1].facts["warnings"] == [warning]
 
 
-def test_a_collapsed_encoder_is_told(tmp_path):
+def test_a_collapsed_encoder_gives_a_warning(tmp_path):
     training = trainer("mae", tmp_path)
     training.learning.means = {"loss": 0.1}
     views = next(training.micro_batches(range(1))).views
     progress = replace(training.progress(), step=200)
     for parameter in training.method.autoencoder.vit.trunk.blocks.parameters():
-        torch.nn.init.zeros_(parameter)  # the class token passes through them as it is
+        torch.nn.init.zeros_(parameter)  # the class token passes through them unchanged
     training.learning.assess(training.method, training.recipe, views, progress, "float32")
-    (told,) = training.learning.warnings.values()
-    assert told.startswith("the features of all images are the same, to ") and "the encoder has collapsed; try" in told
+    (warning,) = training.learning.warnings.values()
+    assert (
+        warning.startswith("the features of all images are the same, to ")
+        and "the encoder has collapsed; try" in warning
+    )
 
 
 @pytest.mark.parametrize(
     ("step", "images", "warmup", "subjects"),
     [(200, 8, 1, ["loss"]), (199, 8, 1, []), (200, 7, 1, []), (200, 8, 67, []), (201, 8, 67, ["loss"])],
 )
-def test_nothing_is_said_of_few_updates_of_a_warm_up_and_of_few_images(step, images, warmup, subjects, tmp_path):
+def test_there_is_no_warning_after_few_updates_in_a_warm_up_or_for_few_images(step, images, warmup, subjects, tmp_path):
     training = trainer("mae", tmp_path, recipe={"epochs": 100, "schedule": WarmupCosine(warmup=warmup)})
     training.learning.means = {"loss": 5.0}
     views = {name: view[:images] for name, view in next(training.micro_batches(range(1))).views.items()}
     progress = replace(training.progress(), step=step)
-    found = training.learning.assess(training.method, training.recipe, views, progress, "float32")
-    assert list(training.learning.warnings) == subjects and bool(found) == (images == 8)
+    measured = training.learning.assess(training.method, training.recipe, views, progress, "float32")
+    assert list(training.learning.warnings) == subjects and bool(measured) == (images == 8)
 
 
-def test_an_update_costs_no_operation_of_torch():
+def test_adding_an_update_calls_no_operation_of_torch():
     class Refusing(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             raise AssertionError(f"{function} was called")
 
-    found = Learning()
+    learning = Learning()
     with Refusing():
         for step in range(300):
-            found.add(step, {"loss": float(step), "grad_norm": 1.0})
-    assert found.means["grad_norm"] == 1.0 and 299 - 60 < found.means["loss"] < 299 - 40
+            learning.add(step, {"loss": float(step), "grad_norm": 1.0})
+    assert learning.means["grad_norm"] == 1.0 and 299 - 60 < learning.means["loss"] < 299 - 40
 
 
-def test_means_are_plain_means_at_first_and_then_of_the_newest():
-    found = Learning()
+def test_means_are_plain_means_at_first_and_later_of_the_newest_values():
+    learning = Learning()
     for step in range(50):
-        found.add(step, {"loss": float(step)})
-    assert found.means["loss"] == pytest.approx(24.5)
+        learning.add(step, {"loss": float(step)})
+    assert learning.means["loss"] == pytest.approx(24.5)
     for step in range(50, 1000):
-        found.add(step, {"loss": 7.0})
-    assert found.means["loss"] == pytest.approx(7.0, abs=1e-6)
-    resumed = Learning(**json.loads(json.dumps(asdict(found))))
-    for each in (found, resumed):
-        each.add(1000, {"loss": 1 / 3})
-    assert found == resumed
+        learning.add(step, {"loss": 7.0})
+    assert learning.means["loss"] == pytest.approx(7.0, abs=1e-6)
+    resumed = Learning(**json.loads(json.dumps(asdict(learning))))
+    learning.add(1000, {"loss": 1 / 3})
+    resumed.add(1000, {"loss": 1 / 3})
+    assert learning == resumed
 
 
-def test_spread_and_rank():
+def test_spread_and_rank_of_known_distributions():
     torch.manual_seed(0)
     same = torch.randn(1, 16).expand(32, 16)
     assert spread_and_rank(same)[0] == pytest.approx(0.0, abs=1e-7)
@@ -123,7 +130,7 @@ def test_spread_and_rank():
     assert spread_and_rank(torch.zeros(4, 3)) == (0.0, 1.0)
 
 
-def test_the_first_view_of_the_encoders_size_is_looked_at():
+def test_the_first_view_of_the_encoders_size_is_assessed():
     crops = torch.arange(2.0).view(2, 1, 1, 1, 1).expand(2, 3, 3, 8, 8)
     views = {"noise": torch.zeros(2, 3, 8), "local": torch.zeros(2, 5, 3, 4, 4), "global": crops}
     assert torch.equal(pictures_of(views, 8), crops[:, 0])
@@ -132,36 +139,36 @@ def test_the_first_view_of_the_encoders_size_is_looked_at():
 
 
 @pytest.mark.parametrize("loss", ["l1", "l2", "smooth_l1"])
-def test_no_constant_predicts_pixels_better(loss):
-    """But for what a batch of 512 patches of 2 values cannot tell."""
+def test_the_pixel_baseline_is_the_loss_of_the_best_constant(loss):
+    """Within the sampling error of 512 patches of 2 values."""
     torch.manual_seed(0)
     targets = torch.rand(8, 64, 2).square()
     losses = {"l1": torch.nn.L1Loss(), "l2": torch.nn.MSELoss(), "smooth_l1": torch.nn.SmoothL1Loss()}
     best = 0.0
-    for values in targets.unbind(-1):  # of which each has the mean loss to itself
+    for values in targets.unbind(-1):  # the best constant of each value contributes independently
         best += min(losses[loss](guess.expand_as(values), values).item() for guess in torch.linspace(0, 1, 201)) / 2
     assert patch_baseline(targets, loss).item() == pytest.approx(best, rel=1e-3)
 
 
-def test_no_constant_predicts_directions_better():
+def test_the_direction_baseline_is_the_loss_of_the_best_constant():
     torch.manual_seed(0)
     centre = torch.nn.functional.normalize(torch.randn(32), dim=0)
-    everything = centre + 0.1 * torch.randn(100_000, 32)
-    whole = byol_loss(everything.mean(dim=0).expand_as(everything), everything).item()
-    batches = torch.stack([direction_baseline(batch) for batch in everything[:8000].split(8)])
-    assert batches.mean().item() == pytest.approx(whole, rel=0.02)
+    directions = centre + 0.1 * torch.randn(100_000, 32)
+    expected = byol_loss(directions.mean(dim=0).expand_as(directions), directions).item()
+    batches = torch.stack([direction_baseline(batch) for batch in directions[:8000].split(8)])
+    assert batches.mean().item() == pytest.approx(expected, rel=0.02)
     assert direction_baseline(torch.randn(1, 32)).item() == 2.0
     assert direction_baseline(centre.expand(9, 32)).item() == pytest.approx(0.0, abs=1e-6)
 
 
-def test_the_mean_assignment_is_the_constant_of_least_divergence():
+def test_the_assignment_baseline_is_the_loss_of_the_best_constant():
     torch.manual_seed(0)
     shares = (3 * torch.randn(64, 5)).softmax(dim=1)
 
     def divergence(guess):
         return (shares * (shares.log() - guess.log())).sum(dim=1).mean().item()
 
-    found = assignment_baseline(shares).item()
-    assert found == pytest.approx(divergence(shares.mean(dim=0)), rel=1e-5)
-    assert all(divergence(torch.rand(5).softmax(dim=0)) > found for _ in range(50))
+    baseline = assignment_baseline(shares).item()
+    assert baseline == pytest.approx(divergence(shares.mean(dim=0)), rel=1e-5)
+    assert all(divergence(torch.rand(5).softmax(dim=0)) > baseline for _ in range(50))
     assert assignment_baseline(torch.eye(4)).item() == pytest.approx(math.log(4))

@@ -1,4 +1,4 @@
-"""LeJEPA beside its recordings: processes, directions and those that are clipped, a collapsed encoder."""
+"""LeJEPA beyond its recorded steps: two processes, directions, clipping, a collapsed encoder."""
 
 from dataclasses import replace
 
@@ -27,8 +27,8 @@ def crops(count: int = 6) -> dict[str, Tensor]:
 
 
 def test_directions_below_the_clip_value_count_as_zero():
-    views, plain = crops(), lejepa(local_crops=3, global_crops=2)
-    statistics = plain.epps_pulley(plain.project(views))
+    views, method = crops(), lejepa(local_crops=3, global_crops=2)
+    statistics = method.epps_pulley(method.project(views))
     limit = statistics.median().item()
     clipped = forward_pass(lejepa(local_crops=3, global_crops=2, clip_value=limit), views, progress()).logs["sigreg"]
     kept = statistics[statistics >= limit]
@@ -37,7 +37,7 @@ def test_directions_below_the_clip_value_count_as_zero():
 
 
 def gradient_of_a_share(world: World) -> tuple[Tensor, Tensor]:
-    """Of this process's half of the samples; parameters' gradients are means over the processes."""
+    """Statistic and gradient of a process's half of the samples; gradients of parameters are means over processes."""
     samples = GAUSSIAN[:8].clone().requires_grad_()
     share = samples[4 * world.rank : 4 * world.rank + 4] if world.size > 1 else samples
     value = epps_pulley(share @ random_directions(8, 16, seed=0).double(), 3.0, 17).mean()
@@ -45,19 +45,23 @@ def gradient_of_a_share(world: World) -> tuple[Tensor, Tensor]:
 
 
 def test_two_processes_have_the_statistic_of_all_samples():
-    (first, one), (second, two) = together(gradient_of_a_share)
+    (first, first_gradient), (second, second_gradient) = together(gradient_of_a_share)
     value, gradient = gradient_of_a_share(World())
     torch.testing.assert_close(torch.stack([first, second]), torch.stack([value, value]), rtol=1e-12, atol=0)
-    torch.testing.assert_close(one + two, gradient, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(first_gradient + second_gradient, gradient, rtol=1e-12, atol=1e-15)
 
 
 def test_directions_change_with_every_update_and_not_within_it():
-    method, drawn = lejepa(), []
+    method, directions = lejepa(), []
     for step, part in ((0, 0), (0, 1), (1, 0), (0, 0)):
         method.before_forward(replace(progress(), step=step, micro_batch=part, micro_batches=2))
-        drawn.append(method.directions)
-    assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[3]) and not torch.equal(drawn[1], drawn[2])
-    torch.testing.assert_close(drawn[0].norm(dim=0), torch.ones(SETTINGS.directions))
+        directions.append(method.directions)
+    assert (
+        torch.equal(directions[0], directions[1])
+        and torch.equal(directions[0], directions[3])
+        and not torch.equal(directions[1], directions[2])
+    )
+    torch.testing.assert_close(directions[0].norm(dim=0), torch.ones(SETTINGS.directions))
 
 
 def test_a_collapsed_encoder_has_the_baseline_loss():

@@ -1,11 +1,11 @@
-"""LeJEPA against recorded steps of its two official losses, and its statistic and its gradient, in float64."""
+"""LeJEPA against recorded steps of its two official losses, and its statistic with gradients, in float64."""
 
 import re
 from typing import ClassVar
 
 import pytest
 import torch
-from recorded import EXACT, RecordedTraining, close, count, doubled
+from recorded import EXACT, RecordedTraining, assert_close, count, doubled
 from recordings import facts, matches, tensors, under
 
 import checkpoints.vit
@@ -16,7 +16,7 @@ from pretrain.schedules import Constant, WarmupCosine
 DATA, CONFIG = doubled(tensors("lejepa/golden.safetensors")), facts("lejepa/config.json")
 
 
-def in_float32(table, *sizes, **options):
+def resize_in_float32(table, *sizes, **options):
     return resize_positions(table.float(), *sizes, **options).to(table)
 
 
@@ -31,15 +31,15 @@ class RecordedLeJepa(RecordedTraining):
     start, end, norm, gradient = "net0/", "net_end/", "step{}/gradnorm/", "step{}/grad/"
     test_decayed_parameters = None
     case: ClassVar[str]
-    directions: ClassVar[str]  # their name
-    prefixes: ClassVar[dict[str, str]]  # official beginnings -> ours
+    directions: ClassVar[str]  # their recorded name
+    prefixes: ClassVar[dict[str, str]]  # official prefixes -> ours
 
     def __init_subclass__(cls) -> None:
         cls.config = CONFIG[cls.case] | {"batch": CONFIG[cls.case]["N"], "epochs": CONFIG[cls.case].get("total", 100)}
         cls.data = {name: t for name, t in under(DATA, f"{cls.case}/").items() if "probe" not in name}
 
     def our_name(self, official):
-        """torchvision's MLP counts a dropout after each activation, which ours does not have."""
+        """torchvision's MLP numbers a dropout after each activation, which ours does not have."""
         theirs = next(name for name in self.prefixes if official.startswith(name))
         ours = self.prefixes[theirs] + official.removeprefix(theirs)
         return re.sub(r"(?<=projector\.1\.)\d+", lambda layer: str(int(layer[0]) // 4 * 3 + int(layer[0]) % 4), ours)
@@ -64,14 +64,15 @@ class RecordedLeJepa(RecordedTraining):
         method.before_forward = recorded_directions
         return method
 
-    def close_rates(self, updates, progress, step):
-        close(updates.rates(progress)[0], self.data.get("sched/lr", [self.config["lr"]] * self.steps)[step], EXACT)
+    def check_rates(self, updates, progress, step):
+        recorded = self.data.get("sched/lr", [self.config["lr"]] * self.steps)
+        assert_close(updates.rates(progress)[0], recorded[step], EXACT, f"learning rate {step}")
 
     def outputs(self, method, step):
         yield f"step{step}/proj", method.project(self.views(step)), 1e-7
 
     def rounding(self):
-        """Constants in front of a batch norm, and the running means that follow from them."""
+        """Constants in front of a batch norm, and the running means that follow."""
         norms = under(self.data, "step0/gradnorm/")
         means = {name for name in under(self.data, self.end) if name.endswith("running_mean")}
         return means | {name for name, norm in norms.items() if norm < 1e-12}
@@ -102,9 +103,9 @@ class TestStablePretraining(RecordedLeJepa):
     test_schedule = None
 
     @pytest.fixture(autouse=True)
-    def timm_resizes_in_float32(self, monkeypatch):
-        """Position tables, whatever their type; ours keep it."""
-        monkeypatch.setattr(checkpoints.vit, "resize_positions", in_float32)
+    def resize_positions_in_float32(self, monkeypatch):
+        """timm resizes position tables in float32 and ours in their own precision."""
+        monkeypatch.setattr(checkpoints.vit, "resize_positions", resize_in_float32)
 
     def options(self):
         config = self.config
@@ -132,30 +133,30 @@ class TestStablePretraining(RecordedLeJepa):
 
 
 @pytest.mark.parametrize("case", range(count(DATA, "stat/case{}/t")))
-def test_statistic(case):
-    """Of every direction; the recorded value is their mean or sum, those below `clip` counting as 0."""
+def test_the_statistic_and_its_gradient_equal_the_recorded_ones(case):
+    """For every direction; the recorded value is their mean or sum, where those below `clip` count as 0."""
     data, (t_max, points, _, reduction, clip) = under(DATA, f"stat/case{case}/"), CONFIG["stat"]["cases"][case]
     samples = DATA["stat/x"].clone().requires_grad_()
     statistics = epps_pulley(samples @ data["directions"], t_max, points)
-    close(statistics, data["per_slice"], 1e-9, "statistic")
+    assert_close(statistics, data["per_slice"], 1e-9, "statistic")
     if clip is not None:
         statistics = epps_pulley(samples @ data["directions"], t_max, points, clip)
     value = statistics.mean() if reduction == "mean" else statistics.sum()
-    close(value, data["value"].sum(), 1e-9, "value")
+    assert_close(value, data["value"].sum(), 1e-9, "value")
     value.backward()
-    close(samples.grad, data["grad"], 1e-9, "gradient")
+    assert_close(samples.grad, data["grad"], 1e-9, "gradient")
 
 
-def test_statistic_of_several_views():
+def test_the_statistic_of_several_views_equals_the_recorded_one():
     samples = DATA["stat/batched_x"].clone().requires_grad_()
     value = epps_pulley(samples @ DATA["stat/minimal_directions"], Settings.t_max, CONFIG["stat"]["knots"]).mean()
-    close(value, DATA["stat/minimal_value"], 1e-9, "value")
+    assert_close(value, DATA["stat/minimal_value"], 1e-9, "value")
     value.backward()
-    close(samples.grad, DATA["stat/minimal_grad"], 1e-9, "gradient")
+    assert_close(samples.grad, DATA["stat/minimal_grad"], 1e-9, "gradient")
 
 
 @pytest.mark.parametrize("name", [match[0] for match in matches(r"stat/case\d+/value_float32_own_directions", DATA)])
-def test_directions_are_those_of_the_package(name):
+def test_directions_equal_those_of_the_package(name):
     """Drawn on the CPU from the package's seed, in float32."""
     case = int(name.split("/")[1].removeprefix("case"))
     t_max, points, count, reduction, clip = CONFIG["stat"]["cases"][case]
@@ -163,4 +164,4 @@ def test_directions_are_those_of_the_package(name):
     lines = samples @ random_directions(samples.shape[1], count, 7 * case)
     statistics = epps_pulley(lines, t_max, points, clip or 0.0)
     value = {"mean": statistics.mean, "sum": statistics.sum, None: lambda: statistics}[reduction]()
-    close(value, DATA[name], 1e-5, "value")
+    assert_close(value, DATA[name], 1e-5, "value")

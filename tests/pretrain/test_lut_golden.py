@@ -1,6 +1,6 @@
 """LUT against recorded steps of its official training loop (naver-ai/lut 4420a27), in float64.
 
-The code's teacher also averages decoder and predictor, which it never runs; ours does not have them.
+The official teacher also averages decoder and predictor, which it never runs; ours does not have them.
 """
 
 import random
@@ -13,7 +13,7 @@ import pytest
 import torch
 from elsewhere import in_processes
 from PIL import Image
-from recorded import EXACT, RecordedTraining, close, recording
+from recorded import EXACT, RecordedTraining, assert_close, recording
 from recordings import under
 from small_trainings import forward_pass
 
@@ -41,18 +41,17 @@ PROCESSES = next(count for count in range(2, CONFIG["batch"] + 1) if CONFIG["bat
 
 
 def with_teachers(data):
-    """The teacher's tensors beside the student's, under "ema."; but for its counts of batches after updates, which
-    nothing reads."""
+    """Add the teacher's tensors to the student's under "ema.", without its unused counts of batches after updates."""
     ends = {name: tensor for name, tensor in data.items() if not name.endswith(COUNT)}
     data = data | under(data, "ema0.", "student0.ema.") | under(ends, "ema_after0.", "student_after0.ema.")
     return data | under(ends, "ema_end.", "student_end.ema.")
 
 
 def accumulated(data):
-    """The recording of several forward passes an update, with the total of each, from the start in `data`.
+    """The recording of several forward passes per update, with the total of each, from the start in `data`.
 
-    Of the end it has some tensors themselves, and of all of them the norm, here under "norm_of."; a norm would hold
-    the keys' biases, of whose rounding Adam makes steps.
+    The end has some tensors, and the norms of all under "norm_of." here. Norms that include the keys' biases are left
+    out, since Adam makes steps of their rounding.
     """
     data = {name: tensor for name, tensor in data.items() if name.startswith(("in", "student0."))}
     for name, tensor in with_teachers(ACCUM).items():
@@ -66,8 +65,8 @@ def accumulated(data):
 
 
 class TestLut(RecordedTraining):
-    """The limits are what its README allows. The recording is float32, whose rounding batch norms over a few images
-    enlarge: at other sizes it comes to 1e-5, 2e-5 and 4e-6."""
+    """The limits are those of the README. The recording is float32, and batch norms over a few images enlarge its
+    rounding: to 1e-5, 2e-5 and 4e-6 at other sizes."""
 
     data, config = with_teachers(DATA), CONFIG
     method, design = METHOD, SINCOS
@@ -115,7 +114,7 @@ class TestLut(RecordedTraining):
         return WarmupCosine(warmup=self.config["warmup"], floor=self.config.get("min_lr", 0.0))
 
     def recipe(self):
-        betas = tuple(self.config.get("betas", (0.9, 0.95)))  # its README's, where the configuration has none
+        betas = tuple(self.config.get("betas", (0.9, 0.95)))  # the README's, if the configuration has none
         return replace(super().recipe(), betas=betas)
 
     def views(self, forward):
@@ -137,11 +136,11 @@ class TestLut(RecordedTraining):
         prediction = base.pixels(base.decoder(base.encode(views["view1"], ids), ids))
         yield "out0.pred", prediction.gather(1, ids.argsort(dim=1).unsqueeze(-1).expand_as(prediction))
 
-    def close_update(self, updates, logs, step):
+    def check_update(self, updates, logs, step):
         if step == 0 and "student_after0.cls_token" in self.data:
-            self.variant(end="student_after0.", unrecorded=".*").close_end(updates.method)
+            self.variant(end="student_after0.", unrecorded=".*").check_end(updates.method)
 
-    def accumulation(self):
+    def accumulated_case(self):
         parts = ACCUM_CONFIG["accum_iter"]
         losses = {"loss": "loss{}.total", "context": "loss{}.bc"}
         case = self.variant(
@@ -150,15 +149,15 @@ class TestLut(RecordedTraining):
         case.steps = ACCUM_CONFIG["steps"] // parts
         return case
 
-    def test_accumulation(self):
-        """Two forward passes an update: their losses, the gradient's norm, the teacher's later momentum, the end."""
-        case = self.accumulation()
+    def test_updates_of_several_forward_passes(self):
+        """Their losses, the gradient's norm, the teacher's momentum and the end."""
+        case = self.accumulated_case()
         case.run(case.begin())
 
     @pytest.mark.parametrize("recorded", ["lut_step", "lut_accum"])
     def test_teacher_momentum(self, recorded):
-        """The teacher's distance that is left after a move is the recorded decay, at the recorded forward pass."""
-        case = self if recorded == "lut_step" else self.accumulation()
+        """A move at the recorded forward pass leaves the recorded share of the teacher's distance."""
+        case = self if recorded == "lut_step" else self.accumulated_case()
         for step in range(case.steps):
             progress = replace(case.progress(step), micro_batch=case.parts - 1)
             assert progress.step * case.parts + progress.micro_batch == case.data[f"ema_it{step}"]
@@ -167,11 +166,11 @@ class TestLut(RecordedTraining):
                 method.base.vit.trunk.cls_token.fill_(0.0)
                 method.teacher["vit"].trunk.cls_token.fill_(1.0)
             method.after_update(progress)
-            moved = method.teacher["vit"].trunk.cls_token.mean()
-            close(moved, case.data[f"ema_decay{step}"], EXACT, f"momentum {step}")
+            distance = method.teacher["vit"].trunk.cls_token.mean()
+            assert_close(distance, case.data[f"ema_decay{step}"], EXACT, f"momentum {step}")
 
     @pytest.mark.parametrize("name", VARIANTS_CONFIG["variants"])
-    def test_head_variants(self, name):
+    def test_variants_of_heads(self, name):
         recorded = under(VARIANTS, f"{name}.")
         data = {key: t for key, t in self.data.items() if not re.match(r"student0\.(ema\.)?(head|predictor)", key)}
         data |= under(recorded, "student0.", "student0.") | under(recorded, "ema0.", "student0.ema.")
@@ -181,13 +180,13 @@ class TestLut(RecordedTraining):
         losses = under(recorded, "loss.")
         for ours, theirs in (("loss", "total"), ("mim", "mae"), ("context", "bc")):
             if theirs in losses:
-                close(logs[ours], losses.pop(theirs), self.LOSS, ours)
+                assert_close(logs[ours], losses.pop(theirs), self.LOSS, ours)
         assert set(losses) <= {"bc_teacher1_student2", "bc_teacher2_student1"}
         norms = under(recorded, "gradnorm.")
         norms.pop("total", None)
-        case.close_pass(updates.method, norms, self.NORM, name)
-        both = torch.cat([case.data["in0.view1"], case.data["in0.view2"]])
-        close(updates.method.teacher_targets(both), recorded["teacher_out"], self.LOSS, "teacher")
+        case.check_pass(updates.method, norms, self.NORM, name)
+        images = torch.cat([case.data["in0.view1"], case.data["in0.view2"]])
+        assert_close(updates.method.teacher_targets(images), recorded["teacher_out"], self.LOSS, "teacher")
 
     def test_decayed_parameters(self):
         groups = self.begin().groups
@@ -195,12 +194,12 @@ class TestLut(RecordedTraining):
         assert ours == self.names(self.config["no_decay"])
 
     @pytest.mark.slow
-    def test_processes_on_a_share_of_the_batch_each(self, tmp_path):
-        """Batch norms share their statistics, so the recorded updates come out of parts of the batch too."""
-        in_processes(PROCESSES, share_of_the_recorded_updates, tmp_path)
+    def test_processes_with_shares_of_the_batch_repeat_the_updates(self, tmp_path):
+        """Batch norms share their statistics, so the processes repeat the recorded updates."""
+        in_processes(PROCESSES, run_a_share, tmp_path)
         assert len(list(tmp_path.iterdir())) == PROCESSES
 
-    def test_momentum_is_one_only_after_the_end(self):
+    def test_the_teacher_still_moves_after_the_last_update(self):
         method = self.begin().method
         last = TrainProgress(step=11, steps_per_epoch=3, epochs=4)
         before = method.teacher["vit"].trunk.cls_token.clone()
@@ -209,7 +208,7 @@ class TestLut(RecordedTraining):
 
 
 class Share(TestLut):
-    """The same on the part of every batch that one of several processes gets; its own logs are of that part."""
+    """The same on one process's share of every batch; only the loss is a mean over processes."""
 
     losses = {"loss": "loss{}.total"}
 
@@ -223,15 +222,15 @@ class Share(TestLut):
         return {name: view.chunk(self.world.size)[self.world.rank] for name, view in super().views(forward).items()}
 
 
-def share_of_the_recorded_updates(world: World, folder: Path) -> None:
+def run_a_share(world: World, folder: Path) -> None:
     case = Share(world)
     case.run(case.begin(world=world))
     (folder / str(world.rank)).write_text("equal")
 
 
 @pytest.mark.parametrize("seed", AUG_CONFIG["seeds"])
-def test_views_are_the_recorded_ones_bit_for_bit(seed):
-    """Of Python's and torch's generators, in torchvision's and Pillow's versions of the recording."""
+def test_views_equal_the_recorded_ones_bit_for_bit(seed):
+    """With Python's and torch's generators, for torchvision's and Pillow's versions of the recording."""
     size = AUG_CONFIG["input_size"]
     patch = next(side for side in range(size // 2, 0, -1) if size % side == 0)
     padding = AUG_CONFIG.get("crop_padding", Settings.crop_padding)  # that of main_lut.py

@@ -1,4 +1,4 @@
-"""MAE beside its recordings: the ablations of its table 1, initial weights."""
+"""MAE beyond its recorded steps: the ablations of table 1, initial weights."""
 
 from dataclasses import replace
 
@@ -22,22 +22,21 @@ def method_of(**changes) -> Method:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_only_hidden_pixels_are_asked_for_and_only_visible_ones_are_seen(masked):
+def test_the_encoder_uses_visible_pixels_and_the_loss_hidden_ones(masked):
     method = method_of(encoder_mask_tokens=masked)
     network, views = method.autoencoder, views_of(method)
     ids = order_of(views["noise"])
     images = views["image"].requires_grad_()
     latent = network.encode(images, ids)
     assert latent.shape == (6, 1 + (16 if masked else 4), SPEC.width)
-    (seen,) = torch.autograd.grad(latent.square().sum(), images)
-    touched = patchify(seen, 4).abs().sum(-1) > 0
-    expected = torch.zeros(6, 16, dtype=torch.bool).scatter_(1, ids[:, :4], True)
-    assert torch.equal(touched, expected)
-    (asked,) = torch.autograd.grad(network.loss(latent.detach(), images, ids), images)
-    assert torch.equal(patchify(asked, 4).abs().sum(-1) > 0, ~expected)
+    (gradient,) = torch.autograd.grad(latent.square().sum(), images)
+    visible = torch.zeros(6, 16, dtype=torch.bool).scatter_(1, ids[:, :4], True)
+    assert torch.equal(patchify(gradient, 4).abs().sum(-1) > 0, visible)
+    (gradient,) = torch.autograd.grad(network.loss(latent.detach(), images, ids), images)
+    assert torch.equal(patchify(gradient, 4).abs().sum(-1) > 0, ~visible)
 
 
-def test_mask_tokens_in_the_encoder_against_the_definition():
+def test_mask_tokens_in_the_encoder_follow_their_definition():
     method = method_of(encoder_mask_tokens=True)
     network, views = method.autoencoder, views_of(method)
     ids, images = order_of(views["noise"]), views["image"]
@@ -49,9 +48,9 @@ def test_mask_tokens_in_the_encoder_against_the_definition():
     torch.testing.assert_close(network.context(network.encode(images, ids), ids), in_order[:, :4].mean(1))
 
 
-def test_crops():
-    """Table 1e: the centre draws nothing, a fixed size keeps the scale, jitter changes colours alone."""
-    made = {}
+def test_crops_of_the_ablation():
+    """Table 1e: the centre crop draws nothing, crops of fixed size differ, and so do jittered colours."""
+    images_by_crop = {}
     for name, changes in {
         "centre": {"crop": "centre"},
         "fixed": {"crop": "fixed"},
@@ -63,21 +62,21 @@ def test_crops():
         for seed in range(4):
             with seeded(AUGMENT, seed):
                 images.append(view(picture(1))["image"])
-        made[name] = images
-    assert all(image.shape == (3, 16, 16) for images in made.values() for image in images)
-    assert all(torch.equal(image, made["centre"][0]) for image in made["centre"])
-    assert not torch.equal(made["fixed"][0], made["fixed"][1])
-    assert not torch.equal(made["random"][0], made["random"][1])
-    assert not torch.equal(made["jitter"][0], made["jitter"][1])
+        images_by_crop[name] = images
+    assert all(image.shape == (3, 16, 16) for images in images_by_crop.values() for image in images)
+    assert all(torch.equal(image, images_by_crop["centre"][0]) for image in images_by_crop["centre"])
+    assert not torch.equal(images_by_crop["fixed"][0], images_by_crop["fixed"][1])
+    assert not torch.equal(images_by_crop["random"][0], images_by_crop["random"][1])
+    assert not torch.equal(images_by_crop["jitter"][0], images_by_crop["jitter"][1])
 
 
-def test_initial_weights():
+def test_initial_weights_follow_the_official_code():
     torch.manual_seed(0)
     trunk = METHOD(replace(SPEC, width=64), SETTINGS).autoencoder.vit.trunk
     weight = trunk.patch_embed.proj.weight
     assert weight.abs().max() <= (6 / (64 + 48)) ** 0.5 and weight.std().item() == pytest.approx(
         (2 / (64 + 48)) ** 0.5, rel=0.1
     )
-    assert trunk.patch_embed.proj.bias.abs().max() > 0  # torch's own
+    assert trunk.patch_embed.proj.bias.abs().max() > 0  # torch's default
     assert trunk.blocks[0].attn.qkv.bias.abs().max() == 0
     assert trunk.cls_token.std().item() == pytest.approx(0.02, rel=0.3)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recorded import EXACT, RecordedTraining, close, count, recording
+from recorded import EXACT, RecordedTraining, assert_close, count, recording
 from recordings import absent, matches, under
 
 from checkpoints.positions import sincos_positions
@@ -62,16 +62,16 @@ class TestMae(RecordedTraining):
             yield "out0.pred", prediction.gather(1, ids.argsort(dim=1).unsqueeze(-1).expand_as(prediction))
             yield "out0.ids_restore", ids.argsort(dim=1)
 
-    def test_raw_pixels(self):
+    def test_an_update_with_raw_pixels(self):
         if "rawpix.loss0" not in self.data:
             absent("raw pixels")
         case = self.variant(config=self.config | {"norm_pix": False})
         logs = case.begin().run([case.views(0)], case.progress(0))
-        close(logs["loss"], self.data["rawpix.loss0"], self.LOSS, "loss")
-        close(logs["grad_norm"], self.data["rawpix.gradnorm0.total"], self.NORM, "gradient norm")
+        assert_close(logs["loss"], self.data["rawpix.loss0"], self.LOSS, "loss")
+        assert_close(logs["grad_norm"], self.data["rawpix.gradnorm0.total"], self.NORM, "gradient norm")
 
-    def test_accumulation(self):
-        """One update of several forward passes, in the recorded epoch of `steps` updates."""
+    def test_an_update_of_several_forward_passes(self):
+        """In the recorded epoch of `steps` updates."""
         parts = count(self.data, "accum2.loss{}") or absent("accumulation")
         names = dict(rate="lr", losses={"loss": "loss{}"}, norm="gradnorm.", gradient="grad.", end="end.")
         inputs = {name: self.data[name] for name in self.data if name.startswith(("in", "model0."))}
@@ -80,19 +80,19 @@ class TestMae(RecordedTraining):
         case.run(case.begin())
 
 
-def test_patches():
+def test_patches_equal_the_recorded_ones():
     assert torch.equal(patchify(DATA["in0.image"], CONFIG["patch"]), DATA["patchify.in0"])
     assert torch.equal(patchify(DATA["unpatchify.pred0"], CONFIG["patch"]), DATA["out0.pred"])
 
 
 @pytest.mark.parametrize("table", [match.groups() for match in matches(r"sincos\.d(\d+)g(\d+)", DATA)], ids=str)
-def test_positions(table):
+def test_position_tables_equal_the_recorded_ones(table):
     width, side = map(int, table)
     recorded = DATA[f"sincos.d{width}g{side}"]
     ours = sincos_positions((side, side), width, "column", prefix=1, dtype=torch.float64)
-    close(ours[0], recorded, EXACT, "table")
+    assert_close(ours[0], recorded, EXACT, "table")
     spec = replace(VIT_SMOKE, image_size=16 * side, patch_size=16, width=width, heads=2, **SINCOS)
     settings = Settings(decoder_width=width, decoder_depth=1, decoder_heads=2)
     network = METHOD(spec, settings).autoencoder
-    close(network.vit.trunk.pos_embed[0], recorded, 1e-6, "encoder's")  # kept in float32
-    close(network.decoder.positions[0], recorded, 1e-6, "decoder's")
+    assert_close(network.vit.trunk.pos_embed[0], recorded, 1e-6, "encoder's")  # float32
+    assert_close(network.decoder.positions[0], recorded, 1e-6, "decoder's")

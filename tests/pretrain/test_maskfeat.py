@@ -1,4 +1,4 @@
-"""MaskFeat beside its recordings: precision of the targets, initial weights, the published rates."""
+"""MaskFeat beyond its recorded steps: precision of the targets, initial weights, published rates."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def test_targets_do_not_depend_on_autocast():
         assert torch.equal(method.targets(images), exact)
 
 
-def test_initial_weights():
+def test_initial_weights_follow_the_official_code():
     torch.manual_seed(0)
     method = METHOD(replace(SPEC, width=64, mlp_hidden=256), SETTINGS)
     trunk = method.vit.trunk
@@ -41,12 +41,12 @@ def test_initial_weights():
     for name, parameter in trunk.blocks.named_parameters():
         if name.endswith("bias"):
             assert (parameter == 0.02).all(), name
-    assert trunk.patch_embed.proj.bias.abs().max() > 0.02  # torch's own
+    assert trunk.patch_embed.proj.bias.abs().max() > 0.02  # torch's default
     for bias in (trunk.norm.bias, method.projection.bias):
         assert (bias == 0).all()
 
 
-def test_the_published_rates():
+def test_the_recipe_has_the_published_rates():
     """lr, warm-up's start and end of the cosine are for 256 images (BASE_LR_SCALE_NUM_SHARDS)."""
     recipe = RECIPES["vit_b"]
     shards = recipe.batch / 256

@@ -57,7 +57,7 @@ class TestMaskfeat(RecordedTraining):
             yield f"act0.block{number}", tokens, EXACT
         yield "out0.pred", method.predict(image, mask), EXACT
 
-    def test_targets(self):
+    def test_targets_equal_the_recorded_ones(self):
         method = self.begin().method
         assert_near(method.targets(self.data["in0.image"]), self.data["hog0.all_targets"])
         for step in range(self.steps):
@@ -65,8 +65,8 @@ class TestMaskfeat(RecordedTraining):
             assert_near(method.targets(self.data[f"in{step}.image"])[mask], self.data[f"out{step}.target"])
 
     @pytest.mark.parametrize("masks", [match[0] for match in matches(r"maskgen\.\d+_[\d.]+", DATA)])
-    def test_masks_are_the_recorded_ones(self, masks):
-        """maskgen.14_0.4: on a 14 x 14 grid, 0.4 of it hidden; several in a row from Python's generator."""
+    def test_masks_equal_the_recorded_ones(self, masks):
+        """maskgen.14_0.4: consecutive masks from Python's generator on a 14 x 14 grid, of which 0.4 is hidden."""
         side, ratio = masks.removeprefix("maskgen.").split("_")
         spec = replace(self.recipe().spec, image_size=int(side) * self.config["patch"])
         draw = METHOD(spec, Settings(mask_ratio=float(ratio))).draw_mask
@@ -90,9 +90,11 @@ def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
         ("u8.pixels", "u8.hog_of_raw_pixels", {}),
     ],
 )
-def test_hog(image, recorded, options):
-    """In every cell of the 8-bit picture, those among them in which rounding decides, and flat ones. Another recording
-    may be of a processor that rounds otherwise: of that all but these cells, as its README says."""
+def test_hog_features_equal_the_recorded_ones(image, recorded, options):
+    """All cells are compared, including flat ones and those in which rounding decides.
+
+    The latter are left out of recordings elsewhere, as the README says: another processor may round differently.
+    """
     images = HOG[image].float()
     images = images if images.ndim == 4 else images.unsqueeze(0)
     theirs = HOG[recorded].reshape(len(images), *HOG[recorded].shape[-4:])
@@ -104,8 +106,8 @@ def test_hog(image, recorded, options):
     assert_near(ours, theirs)
 
 
-def test_hog_of_ramps():
-    """One direction in a whole cell: all of its histogram in one bin."""
+def test_hog_features_of_ramps_equal_the_recorded_ones():
+    """One direction in the complete cell: its histogram is in one bin."""
     cell = OPTIONS["pool"]
     place = torch.arange(4.0 * cell)
     for (column, row), recorded in zip(HOG["ramps.column_row_slope"], HOG["ramps.hog_inner_cell"], strict=True):

@@ -1,4 +1,4 @@
-"""MOCA beyond the recordings: switches, kinds of words and targets, views and initial state."""
+"""MOCA beyond its recorded steps: options, kinds of words and targets, views and initial state."""
 
 import math
 from dataclasses import replace
@@ -46,8 +46,8 @@ def test_fewer_images_than_new_words_are_refused():
         ours(views(ours, images=3))
 
 
-def test_complementary_rounds_of_unlike_lengths():
-    """7 x 7 patches: 9 are predicted in the first round, 10 in the second, the last of them a patch nobody saw."""
+def test_complementary_rounds_may_have_different_lengths():
+    """7 x 7 patches: 9 are predicted in the first round, 10 in the second, of which one is visible in neither."""
     rounds = MaskRounds(patches=49, mask_ratios=(0.55, 0.75), decoder_mask_ratios=(0.35, 0.55), complementary=True)
     first, second = (order[0].tolist() for order in rounds.orders(torch.rand(1, 1, 2, 49)))
     assert second[12:21] == first[22:31] and second[21] in first[31:] and second[21] not in second[:12]
@@ -60,84 +60,90 @@ def codebook(**changes):
 
 
 def test_every_inner_token_can_become_a_word():
-    book, found = codebook(words=64, new_words=1), set()
+    book, places = codebook(words=64, new_words=1), set()
     tokens = torch.randn(2, 1, 25, 16, dtype=torch.float64)
     for number in torch.linspace(0, 1 - 2**-24, 9):
         book.replace_oldest(book.candidates(tokens, torch.tensor([[0.75, 0.0, number]])))
-        found.add((F.normalize(tokens[1, 0], dim=1) @ book.words[book.oldest - 1]).argmax().item())
-    assert len(found) >= 8 and {6, 18} <= found
+        places.add((F.normalize(tokens[1, 0], dim=1) @ book.words[book.oldest - 1]).argmax().item())
+    assert len(places) >= 8 and {6, 18} <= places
 
 
-def test_mean_of_an_image_as_word():
+def test_the_mean_of_an_image_may_become_a_word():
     book = codebook(new_word="avg_token")
     tokens = torch.randn(2, 4, 25, 16, dtype=torch.float64)
     book.replace_oldest(
         book.candidates(tokens, torch.tensor([[0.2, 0.9, 0.0], [0.9, 0.1, 0.0], [0.9, 0.8, 0.0], [0.9, 0.3, 0.0]]))
     )
-    for place, image in ((0, 1), (1, 3)):
+    for word, image in ((0, 1), (1, 3)):
         mean = tokens[0, image].reshape(5, 5, 16)[1:4, 1:4].mean(dim=(0, 1))
-        assert torch.allclose(book.words[place], F.normalize(mean, dim=0))
+        assert torch.allclose(book.words[word], F.normalize(mean, dim=0))
 
 
-def test_farthest_points():
-    """By hand: of four directions the two that are farthest from the word at 0 degrees and from each other."""
+def test_the_farthest_directions_are_chosen():
+    """By hand: two of four directions that are farthest from the word at 0 degrees and from each other."""
     angles = torch.tensor([10.0, 170.0, 175.0, 80.0]).deg2rad()
     candidates = torch.stack([angles.cos(), angles.sin()], dim=1)
     assert farthest(candidates, torch.tensor([[1.0, 0.0]]), 2).tolist() == [2, 3]
 
 
-def test_the_border_is_left_out_of_an_image():
+def test_assignments_are_pooled_without_the_border():
     shares = torch.rand(2, 3, 25, 8, dtype=torch.float64)
     inner = shares.reshape(2, 3, 5, 5, 8)[:, :, 1:4, 1:4].mean(dim=(2, 3))
     assert torch.allclose(codebook().pooled(shares), inner)
     assert torch.allclose(codebook(border=0).pooled(shares), shares.mean(dim=2))
 
 
-def test_both_decoders_add_up():
+def test_losses_of_two_decoders_are_added():
     both, parts = moca(early_layers=(1, 0)), []
-    given = views(both)
-    total = forward_pass(both, given, NOW).logs["loss_loc"].item()
+    inputs = views(both)
+    total = forward_pass(both, inputs, NOW).logs["loss_loc"].item()
     for number, early in enumerate((1, 0)):
-        alone = moca(early_layers=(early,))
-        state = {name: value for name, value in moca(early_layers=(1, 0)).state_dict().items()}
-        for name in alone.state_dict():
+        single = moca(early_layers=(early,))
+        state = dict(moca(early_layers=(1, 0)).state_dict())
+        for name in single.state_dict():
             state[name] = state[name.replace("predictions.0.", f"predictions.{number}.")]
-        alone.load_state_dict({name: state[name] for name in alone.state_dict()})
-        parts.append(forward_pass(alone, given, NOW).logs["loss_loc"].item())
+        single.load_state_dict({name: state[name] for name in single.state_dict()})
+        parts.append(forward_pass(single, inputs, NOW).logs["loss_loc"].item())
     assert total == pytest.approx(sum(parts)) and parts[0] != pytest.approx(parts[1])
 
 
-def test_pixels_are_those_of_the_masked_patches():
+def test_the_pixel_loss_is_that_of_the_masked_patches():
     ours = moca(target="pixels", image_weight=0.0, **ONE_ROUND)
-    given = views(ours)
-    loss = forward_pass(ours, given, NOW).loss.item()
-    images = torch.cat([given["first"], given["second"]])
-    (seen,) = ours.student_rounds(images, given["noise"])
+    inputs = views(ours)
+    loss = forward_pass(ours, inputs, NOW).loss.item()
+    images = torch.cat([inputs["first"], inputs["second"]])
+    (masked_round,) = ours.student_rounds(images, inputs["noise"])
     prediction = ours.predictions[0]
-    rebuilt = prediction.target.pixels(prediction.decode(seen.embedding, seen.early[0], seen.ids))
+    reconstruction = prediction.target.pixels(
+        prediction.decode(masked_round.embedding, masked_round.early[0], masked_round.ids)
+    )
     patches = normalised(patchify(images, ours.spec.patch_size))
     errors = [
-        (rebuilt[row, place] - patches[row, seen.ids[row, place]]).square().mean().item()
+        (reconstruction[row, position] - patches[row, masked_round.ids[row, position]]).square().mean().item()
         for row in range(2 * IMAGES)
-        for place in range(8, 12)
+        for position in range(8, 12)
     ]
-    assert (seen.visible, seen.ids.shape[1]) == (8, 12)
+    assert (masked_round.visible, masked_round.ids.shape[1]) == (8, 12)
     assert loss == pytest.approx(2 * sum(errors) / len(errors))
 
 
-def test_embeddings_are_compared_by_angle():
+def test_the_embedding_loss_is_that_of_cosines():
     ours = moca(target="embeddings", image_weight=0.0, **ONE_ROUND)
-    given = views(ours)
-    loss = forward_pass(ours, given, NOW).loss.item()
-    images = torch.cat([given["first"], given["second"]])
-    (seen,) = ours.student_rounds(images, given["noise"])
+    inputs = views(ours)
+    loss = forward_pass(ours, inputs, NOW).loss.item()
+    images = torch.cat([inputs["first"], inputs["second"]])
+    (masked_round,) = ours.student_rounds(images, inputs["noise"])
     prediction, tokens = ours.predictions[0], ours.teacher_targets(images)[0].flatten(0, 1)
-    told = prediction.target.tokens(prediction.decode(seen.embedding, seen.early[0], seen.ids))
-    cosines = [F.cosine_similarity(told[row], tokens[row][seen.ids[row]]).mean() for row in range(2 * IMAGES)]
+    predicted = prediction.target.tokens(
+        prediction.decode(masked_round.embedding, masked_round.early[0], masked_round.ids)
+    )
+    cosines = [
+        F.cosine_similarity(predicted[row], tokens[row][masked_round.ids[row]]).mean() for row in range(2 * IMAGES)
+    ]
     assert loss == pytest.approx(2 * (1 - torch.stack(cosines).mean().item()))
 
 
-def test_initial_state():
+def test_the_initial_state_follows_the_official_code():
     ours = moca()
     for name, value in ours.teacher.state_dict().items():
         assert torch.equal(value, ours.student.state_dict()[name])
@@ -149,21 +155,21 @@ def test_initial_state():
     assert 0.9 * bound < ours.generator.layers[0].weight.abs().max() <= bound
 
 
-def test_views_of_an_image():
+def test_views_have_the_sizes_and_blurs_of_the_settings():
     ours = METHOD(RECIPES["32px"].spec, replace(RECIPES["32px"].settings, blur=(1.0, 0.1)))
-    made = ours.views()
-    found = made(open_set("digits:", "train").image(0))
-    assert {name: tuple(value.shape) for name, value in found.items()} == {
+    maker = ours.views()
+    image_views = maker(open_set("digits:", "train").image(0))
+    assert {name: tuple(value.shape) for name, value in image_views.items()} == {
         "first": (3, 32, 32),
         "second": (3, 32, 32),
         "noise": (1, 2, 64),
         "choices": (3,),
     }
-    assert not torch.equal(found["first"], found["second"])
-    assert [made.makers[name].steps[-1].blur for name in ("first", "second")] == [1.0, 0.1]
+    assert not torch.equal(image_views["first"], image_views["second"])
+    assert [maker.makers[name].steps[-1].blur for name in ("first", "second")] == [1.0, 0.1]
 
 
 def test_exports_are_the_teacher_and_then_the_student():
-    found = moca().encoders()
-    assert list(found) == ["teacher", "student"] and found["teacher"].vit.spec.pool == "avg"
-    assert not any(p.requires_grad for p in found["teacher"].vit.parameters())
+    encoders = moca().encoders()
+    assert list(encoders) == ["teacher", "student"] and encoders["teacher"].vit.spec.pool == "avg"
+    assert not any(p.requires_grad for p in encoders["teacher"].vit.parameters())

@@ -1,7 +1,6 @@
 """MOCA against recorded steps of its official code (valeoai/MOCA), in float64.
 
-The recording is float32. Its README measures 1e-6 for an independent implementation and allows more, most of which ours
-does not need.
+The recording is float32. Its README measures 1e-6 for an independent implementation and allows more.
 """
 
 import re
@@ -13,7 +12,7 @@ from statistics import mean
 import pytest
 import torch
 from elsewhere import in_processes
-from recorded import EXACT, RecordedTraining, close, converted, doubled
+from recorded import EXACT, RecordedTraining, assert_close, converted, doubled
 from recordings import facts, matches, steps_per_epoch, tensors, under
 from small_trainings import forward_pass
 from torch import Tensor
@@ -35,13 +34,13 @@ TEACHER = doubled(tensors("moca/teacher_common.safetensors"))
 ONE = TrainProgress(step=0, steps_per_epoch=1, epochs=1)
 DRAWS = ("update_view", "randperm", "interior_token")
 LIMIT = 1e-6
-# Its README allows 1e-5 and 1e-4: at other sizes float32 is 8e-7 and 3e-6 off the float64 that is compared here.
+# The README allows 1e-5 and 1e-4: at other sizes float32 is 8e-7 and 3e-6 off the float64 that is compared here.
 OUTPUT, GRADIENT = 2e-6, 1e-5
-SLACK = {torch.float64: 1, torch.float32: 5}  # times these limits, for ours in float32 as well
+SLACK = {torch.float64: 1, torch.float32: 5}  # factor on the limits, larger if ours is float32 too
 # Runs of one process, and of several: "ddp2_rank0" and "ddp2_rank1" are two processes of ddp2.
 ALONE = [name for name in TRAIN if not matches(r".+_rank\d+", [name])]
 SHARED = sorted({match[1] for match in matches(r"(.+)_rank\d+", TRAIN)})
-# The first case with both losses, where one is as good as the other.
+# The first case with both losses, for tests that need any such case.
 BOTH = next(case["config"] for case in CASES.values() if 0 < case["config"]["img_weight"] < 1)
 NAMES = (
     (r"encoder_teacher\.", "teacher.trunk."),
@@ -60,7 +59,7 @@ LAYERS = {"generator.b0_fc": "layers.0", "generator.b0_bn": "layers.1", "generat
 
 
 def our_name(official: str) -> str | None:
-    """Official name of a parameter or buffer -> ours; None for what has no place here: constants, a counter."""
+    """Official name of a parameter or buffer -> ours, or None if ours has no such tensor (constants, a counter)."""
     for pattern, ours in NAMES:
         if re.match(pattern, official):
             name = re.sub(pattern, ours, official, count=1)
@@ -77,7 +76,7 @@ def images(batch: int) -> dict[str, Tensor]:
 
 def noise(*rounds: Tensor) -> Tensor:
     """Noise of each drawn round (V*B, L) -> ours (B, rounds, V, L)."""
-    return torch.stack([drawn.unflatten(0, (2, -1)).transpose(0, 1) for drawn in rounds], dim=1)
+    return torch.stack([values.unflatten(0, (2, -1)).transpose(0, 1) for values in rounds], dim=1)
 
 
 def choices(view: Tensor, order: Tensor, tokens: Tensor) -> Tensor:
@@ -91,22 +90,22 @@ def choices(view: Tensor, order: Tensor, tokens: Tensor) -> Tensor:
 
 
 def views_of(batch, rounds, drawn):
-    """Our views of a recorded batch, the noise of its rounds and what was drawn for the codebook."""
+    """Our views of a recorded batch, with the noise of its rounds and the draws for the codebook."""
     return {**images(batch), "noise": noise(*rounds), "choices": choices(*drawn)}
 
 
 class RecordedMoca(RecordedTraining):
-    """The options and the initial state that cases and runs share. `config` has those of one, in its official names."""
+    """Options and initial state that cases and runs share; `config` has the official options of one."""
 
     method, start = METHOD, "initial."
     data = under(INITIAL, "", "initial.")
     changes = {}  # of the settings
-    ROUNDING = 1e-5  # its README's, of gradient norms
+    ROUNDING = 1e-5  # the README's limit for gradient norms
 
     def __init__(self, config, **changes):
         names = {"img": "img_size", "patch": "patch_size", "dim": "embed_dim", "depth": "depth", "heads": "num_heads"}
         sizes = {name: TINY[official] for name, official in names.items()}
-        # A case is no training: any recipe will do.
+        # A case is not a training, so these values do not matter.
         training = {"epochs": 1, "lr": 1.0, "wd": 0.0, "batch": 1, "alpha": TINY["momentum"], "alpha_cos": False}
         self.config, self.changes = training | sizes | config, changes
 
@@ -119,12 +118,12 @@ class RecordedMoca(RecordedTraining):
         return None if name is None or self.left_out(name) else name
 
     def left_out(self, name: str) -> bool:
-        """Whether our name is of a loss without weight, which the method goes without; the code keeps its generator."""
+        """Whether our name belongs to a loss without weight, whose parts our method does not build."""
         weight = self.config["img_weight"]
         return (weight == 0 and name.startswith("generator.")) or (weight == 1 and name.startswith("predictions."))
 
     def computed(self) -> list[str]:
-        """The losses that the method computes; the code leaves out "loc" alone where it has no weight."""
+        """Losses that our method computes; the official code leaves out only "loc" without weight."""
         return [kind for kind, name in (("img", "generator."), ("loc", "predictions.")) if not self.left_out(name)]
 
     def settings(self):
@@ -157,14 +156,14 @@ class RecordedMoca(RecordedTraining):
 
 
 class RecordedRun(RecordedMoca):
-    """A training, of which this process is the `rank`-th of those whose records are `runs`.
+    """A training of which this process has the given `rank`; `runs` are the records of all processes.
 
     With accumulation teacher and codebook move in the last part of an update, mu in all of them.
     """
 
     NORM = END = RATE = LIMIT
     end = "final."
-    unrecorded = ".*"  # of the end it has some tensors, and figures of all weights
+    unrecorded = ".*"  # the end has some tensors, and statistics of all weights
 
     def __init__(self, runs, data, rank=0, **changes):
         self.records, self.record = runs, runs[rank]
@@ -174,7 +173,7 @@ class RecordedRun(RecordedMoca):
         super().__init__(args | training | {"clip": args["clip_grad"]}, **rates, **changes)
         self.parts, self.batches = args["accum_iter"], [batch for epoch in order for batch in epoch]
         self.steps = len(self.batches) // self.parts
-        # An epoch has as many updates as its batches make.
+        # Number of update and length of the epoch, for every update.
         lengths = [len(batches) // self.parts for batches in order]
         self.clocks = [
             (epoch * length + step, length) for epoch, length in enumerate(lengths) for step in range(length)
@@ -183,7 +182,7 @@ class RecordedRun(RecordedMoca):
         self.data = self.data | data | self.figures()
 
     def figures(self):
-        """Those of all steps under names of their own. The loss is a mean over the processes, its parts are of one."""
+        """Values of all steps by name. The loss is a mean over the processes; its parts are of one process."""
         norms = enumerate(self.record["grad_norm_before_clip"])
         figures = {f"gradnorm{step}.total": norm for step, norm in norms}
         for forward, step in enumerate(self.record["steps"]):
@@ -212,55 +211,55 @@ class RecordedRun(RecordedMoca):
         rounds = masks.reshape(len(self.batches), -1, *masks.shape[-2:])[forward]
         return views_of(self.batches[forward], rounds, drawn)
 
-    def close_rates(self, updates, progress, step):
-        """Those of all groups are compared after the update."""
+    def check_rates(self, updates, progress, step):
+        """Rates of all groups are compared after the update."""
 
-    def close_update(self, updates, logs, step):
-        """All that is recorded after it."""
+    def check_update(self, updates, logs, step):
+        """Compare all that is recorded after the update."""
         method, recorded = updates.method, self.record["steps"][(step + 1) * self.parts - 1]
         for rate, name in (("lr", "lr"), ("weight_decay", "wd")):
             ours = torch.tensor([group[rate] for group in updates.optimizer.param_groups])
-            close(ours, torch.tensor(recorded[name]), self.RATE, f"{rate} {step}")
-        close(method.alpha(self.progress(step)), recorded["momentum"], EXACT, "momentum")
+            assert_close(ours, torch.tensor(recorded[name]), self.RATE, f"{rate} {step}")
+        assert_close(method.alpha(self.progress(step)), recorded["momentum"], EXACT, "momentum")
         codebook = method.codebook
-        close(codebook.mu, recorded["dist_norm_after"], LIMIT, "mu")
-        close(codebook.mu_of_update, recorded["dist_norm_prev_after"], LIMIT, "mu of the update")
+        assert_close(codebook.mu, recorded["dist_norm_after"], LIMIT, "mu")
+        assert_close(codebook.mu_of_update, recorded["dist_norm_prev_after"], LIMIT, "mu of the update")
         assert codebook.oldest.item() == recorded["ptr_after"]
-        close_statistics(codebook.words, recorded["codebook_stat_after"], "codebook")
+        check_statistics(codebook.words, recorded["codebook_stat_after"], "codebook")
         for name, statistics in recorded.get("teacher_stat_after_ema", {}).items():
-            close_statistics(method.get_parameter(f"teacher.trunk.{name}"), statistics, f"teacher's {name}")
-        close_where_recorded(codebook.words, self.data, f"codebook_after_step.{step}", LIMIT)
+            check_statistics(method.get_parameter(f"teacher.trunk.{name}"), statistics, f"teacher's {name}")
+        check_if_recorded(codebook.words, self.data, f"codebook_after_step.{step}", LIMIT)
 
-    def close_end(self, method):
-        """Some weights and the codebook, and figures of all weights."""
-        super().close_end(method)
+    def check_end(self, method):
+        """Compare some weights, the codebook, and statistics of all weights."""
+        super().check_end(method)
         for name, (_, absolutes, norm) in self.record.get("final_param_stat_sum_abssum_l2", {}).items():
             if (ours := self.our_name(name)) and not name.endswith("attn.qkv.bias"):
                 weight = method.state_dict()[ours].double()
                 statistics = torch.tensor([absolutes, norm], dtype=torch.float64)
-                close(torch.stack([weight.abs().sum(), weight.norm()]), statistics, LIMIT, name)
+                assert_close(torch.stack([weight.abs().sum(), weight.norm()]), statistics, LIMIT, name)
 
 
-def close_statistics(tensor, recorded, what):
-    """Sum, sum of the absolute values, norm."""
+def check_statistics(tensor, recorded, what):
+    """Compare sum, sum of absolute values and norm."""
     ours = torch.stack([tensor.sum(), tensor.abs().sum(), tensor.norm()])
-    close(ours, torch.tensor(recorded, dtype=torch.float64), LIMIT, what)
+    assert_close(ours, torch.tensor(recorded, dtype=torch.float64), LIMIT, what)
 
 
-def close_where_recorded(tensor, recorded, name, limit):
-    """What only some cases have."""
+def check_if_recorded(tensor, recorded, name, limit):
+    """Compare a tensor that only some cases have."""
     if name in recorded:
-        close(tensor, recorded[name], limit, name)
+        assert_close(tensor, recorded[name], limit, name)
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_recorded_run(name):
+def test_runs_repeat_the_recorded_ones(name):
     case = RecordedRun([TRAIN[name]], doubled(tensors(f"moca/train_{name}.safetensors")))
     case.run(case.begin())
 
 
-def member(name: str, world: World, folder: Path) -> None:
-    """One of the processes: each writes words of its own, the next step begins with those of the first one."""
+def run_one_process(name: str, world: World, folder: Path) -> None:
+    """Run one of the processes: each writes other words, and the next step begins with those of the first process."""
     runs = [TRAIN[f"{name}_rank{rank}"] for rank in range(world.size)]
     data = under(doubled(tensors(f"moca/train_{name}.safetensors")), f"rank{world.rank}.")
     case = RecordedRun(runs, data, world.rank, new_words=TINY["num_new_words"] // world.size)
@@ -269,13 +268,13 @@ def member(name: str, world: World, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHARED)
-def test_recorded_processes(name, tmp_path):
-    in_processes(len(matches(rf"{name}_rank\d+", TRAIN)), partial(member, name), tmp_path)
+def test_processes_repeat_the_recorded_runs(name, tmp_path):
+    in_processes(len(matches(rf"{name}_rank\d+", TRAIN)), partial(run_one_process, name), tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_recorded_case(name, dtype):
+def test_passes_repeat_the_recorded_cases(name, dtype):
     case, data = RecordedMoca(CASES[name]["config"]), doubled(tensors(f"moca/case_{name}.safetensors"))
     slack, ours = SLACK[dtype], case.begin(dtype).method
     drawn = [data[f"draw.{kind}"][0] for kind in DRAWS]
@@ -285,12 +284,12 @@ def test_recorded_case(name, dtype):
     step = forward_pass(ours, views, ONE)
     step.loss.backward()
     ours.observe(step.observed, ONE)
-    close(step.loss, data["loss.total"], slack * OUTPUT, "loss")
+    assert_close(step.loss, data["loss.total"], slack * OUTPUT, "loss")
     for kind in case.computed():
-        close(step.logs[f"loss_{kind}"], data[f"loss.{kind}"], slack * OUTPUT, f"loss_{kind}")
-    case.close_pass(ours, CASES[name]["grad_norms"], slack * GRADIENT)
+        assert_close(step.logs[f"loss_{kind}"], data[f"loss.{kind}"], slack * OUTPUT, f"loss_{kind}")
+    case.check_pass(ours, CASES[name]["grad_norms"], slack * GRADIENT)
     for official, gradient in under(data, "grad.").items():
-        close(ours.get_parameter(case.our_name(official)).grad, gradient, slack * GRADIENT, official)
+        assert_close(ours.get_parameter(case.our_name(official)).grad, gradient, slack * GRADIENT, official)
     check_state(case, ours, data, slack * LIMIT)
     check_rounds(ours, data, views, words, slack * OUTPUT)
 
@@ -298,47 +297,48 @@ def test_recorded_case(name, dtype):
 def check_state(case, ours, data, limit):
     state = ours.state_dict()
     for name, tensor in under(TEACHER, "teacher_after_ema.").items():
-        close(state[case.our_name(name)], tensor, limit, name)
+        assert_close(state[case.our_name(name)], tensor, limit, name)
     for name, tensor in {**under(data, "codebook_after."), **under(data, "bn_after.")}.items():
         official = f"bow_extractor.bow_extractor.0.{name}" if name.startswith("_") else name
         if our_name := case.our_name(official):
-            close(state[our_name], tensor.reshape(state[our_name].shape), limit, name)
+            assert_close(state[our_name], tensor.reshape(state[our_name].shape), limit, name)
 
 
 @torch.no_grad()
 def check_rounds(ours, data, views, words, limit):
     pictures = torch.cat([views["first"], views["second"]])
     orders, rounds = ours.rounds.orders(views["noise"]), ours.student_rounds(pictures, views["noise"])
-    for number, (order, seen) in enumerate(zip(orders, rounds, strict=True)):
+    for number, (order, masked_round) in enumerate(zip(orders, rounds, strict=True)):
         assert torch.equal(order, data[f"mask.{number}.ids_shuffle"].long())
         recorded = under(data, f"student.{number}.")
-        close(seen.embedding, recorded["x_cls"], limit, "x_cls")
+        assert_close(masked_round.embedding, recorded["x_cls"], limit, "x_cls")
         if ours.generator is not None:
             prototypes = ours.generator(words)
-            close(TINY["kappa"] * seen.embedding @ prototypes.T, recorded["img_logits"], limit, "img_logits")
-            close_where_recorded(prototypes, data, "student.W_enc", limit)
+            assert_close(
+                TINY["kappa"] * masked_round.embedding @ prototypes.T, recorded["img_logits"], limit, "img_logits"
+            )
+            check_if_recorded(prototypes, data, "student.W_enc", limit)
         if ours.predictions:
-            assert seen.visible == data[f"mask.{number}.len_keep"].item()
-            assert torch.equal(seen.ids, data[f"mask.{number}.ids_pred"].long())
-            check_prediction(ours, seen, recorded, data, words, limit)
+            assert masked_round.visible == data[f"mask.{number}.len_keep"].item()
+            assert torch.equal(masked_round.ids, data[f"mask.{number}.ids_pred"].long())
+            check_prediction(ours, masked_round, recorded, data, words, limit)
 
 
-def check_prediction(ours, seen, recorded, data, words, limit):
+def check_prediction(ours, masked_round, recorded, data, words, limit):
     (prediction,), (before,) = ours.predictions, ours.early_layers
     prototypes = prediction.target.generator(words)
-    close_where_recorded(prototypes, data, "student.W_dec", limit)
-    decoded = prediction.decode(seen.embedding, seen.early[0], seen.ids).flatten(0, 1)
-    (rows,) = (
-        recorded[match[0]] for match in matches(r"loc_logits(\.head\d+)?", recorded)
-    )  # all, or the first of them
-    close(TINY["kappa"] * decoded[: len(rows)] @ prototypes.T, rows, limit, "loc_logits")
-    close_where_recorded(decoded, recorded, "decoder_out", limit)
-    if before and "x_intermediate" in recorded:  # of the last block ours has what the final norm makes of it
-        close(seen.early[0], recorded["x_intermediate"][:, 1:], limit, "x_intermediate")
+    check_if_recorded(prototypes, data, "student.W_dec", limit)
+    decoded = prediction.decode(masked_round.embedding, masked_round.early[0], masked_round.ids).flatten(0, 1)
+    # All rows, or the first ones.
+    (rows,) = (recorded[match[0]] for match in matches(r"loc_logits(\.head\d+)?", recorded))
+    assert_close(TINY["kappa"] * decoded[: len(rows)] @ prototypes.T, rows, limit, "loc_logits")
+    check_if_recorded(decoded, recorded, "decoder_out", limit)
+    if before and "x_intermediate" in recorded:  # ours applies the final norm after the last block
+        assert_close(masked_round.early[0], recorded["x_intermediate"][:, 1:], limit, "x_intermediate")
 
 
-def test_teacher_targets():
-    """After the teacher's move: features, assignments and their means over the inner patches. They are of all cases."""
+def test_teacher_targets_equal_the_recorded_ones():
+    """Features, assignments and their means over the inner patches after the teacher's move, recorded for all cases."""
     ours, fresh = (RecordedMoca(BOTH).begin().method for _ in range(2))
     ours.before_forward(ONE)
     pictures = torch.cat(list(images(0).values()))
@@ -346,28 +346,28 @@ def test_teacher_targets():
     shares = fresh.codebook.assign(tokens)[0]
     for view in (0, 1):
         recorded = under(TEACHER, f"teacher.view{view + 1}.")
-        close(tokens[view], recorded["features"][:, 1:], OUTPUT, "features")
-        close(shares[view], recorded["codes"], OUTPUT, "codes")
-        close(fresh.codebook.pooled(shares)[view], recorded["bow"], OUTPUT, "bow")
+        assert_close(tokens[view], recorded["features"][:, 1:], OUTPUT, "features")
+        assert_close(shares[view], recorded["codes"], OUTPUT, "codes")
+        assert_close(fresh.codebook.pooled(shares)[view], recorded["bow"], OUTPUT, "bow")
 
 
 @pytest.mark.parametrize(("name", "momentum"), [("vit_b", "momentum_0p994"), ("vit_b_v0.9", "momentum_0p99")])
-def test_schedules_of_the_recipes(name, momentum):
-    chosen = RECIPES[name]
-    moved = {field: getattr(chosen.settings, field) for field in ("teacher_momentum", "teacher_momentum_end")}
-    updates = Updates(RecordedMoca(BOTH, **moved).begin().method, chosen)
+def test_schedules_of_the_recipes_equal_the_recorded_ones(name, momentum):
+    recipe = RECIPES[name]
+    momenta = {field: getattr(recipe.settings, field) for field in ("teacher_momentum", "teacher_momentum_end")}
+    updates = Updates(RecordedMoca(BOTH, **momenta).begin().method, recipe)
     per_epoch = steps_per_epoch(point["epoch"] for point in MISC["schedules"])
     for point in MISC["schedules"]:
         progress = TrainProgress(
-            step=round(per_epoch * point["epoch"]), steps_per_epoch=per_epoch, epochs=chosen.epochs
+            step=round(per_epoch * point["epoch"]), steps_per_epoch=per_epoch, epochs=recipe.epochs
         )
         lr, decay = updates.rates(progress)
-        close(lr, point["lr_of_1p2e3"], EXACT, f"lr at {point['epoch']}")
-        close(decay, point["wd_0p05_to_0p20"] if name == "vit_b" else 0.05, EXACT, f"decay at {point['epoch']}")
-        close(updates.method.alpha(progress), point[momentum], EXACT, f"momentum at {point['epoch']}")
+        assert_close(lr, point["lr_of_1p2e3"], EXACT, f"lr at {point['epoch']}")
+        assert_close(decay, point["wd_0p05_to_0p20"] if name == "vit_b" else 0.05, EXACT, f"decay at {point['epoch']}")
+        assert_close(updates.method.alpha(progress), point[momentum], EXACT, f"momentum at {point['epoch']}")
 
 
-def test_groups():
+def test_parameter_groups_equal_the_recorded_ones():
     ours = RecordedMoca(BOTH).begin().groups
     assert len(ours) == len(MISC["param_groups_tiny"])
     for group, recorded in zip(ours, MISC["param_groups_tiny"], strict=True):
@@ -377,7 +377,7 @@ def test_groups():
 
 
 @pytest.mark.parametrize("key", MISC["mask_lengths_keep_dec"])
-def test_token_counts(key):
+def test_numbers_of_tokens_equal_the_recorded_ones(key):
     patches, ratios, decoder_ratios = key[1:].split("_")
     rounds = MaskRounds(
         patches=int(patches),
@@ -389,8 +389,8 @@ def test_token_counts(key):
     assert lengths == MISC["mask_lengths_keep_dec"][key]
 
 
-def test_weights_of_the_published_model():
-    """Names and sizes of ViT-B's parameters; the official ones besides are constants."""
+def test_parameters_of_vit_b_are_those_of_the_official_model():
+    """Names, sizes and number of parameters; the official model has constants besides."""
     recipe = RECIPES["vit_b"]
     with torch.device("meta"), skip_init():
         method = METHOD(recipe.spec, recipe.settings)
@@ -404,7 +404,7 @@ def test_weights_of_the_published_model():
 
 
 @pytest.mark.parametrize("key", MISC["pos_embed"])
-def test_position_tables(key):
+def test_position_tables_equal_the_recorded_ones(key):
     width, side = map(int, key.split("x"))
     sizes = dict(width=width, heads=1, image_size=16 * side, patch_size=16, depth=1, mlp_hidden=4)
     table = xavier_vit(ViT(replace(RECIPES["smoke"].spec, **sizes))).trunk.pos_embed[0].double()

@@ -1,4 +1,4 @@
-"""MoCo-v3 beyond what its recording shows: settings, initial weights, views, what the optimiser gets, accumulation."""
+"""MoCo-v3 beyond its recorded steps: initial weights, groups, views, the moving average, exports."""
 
 from dataclasses import replace
 from math import sqrt
@@ -19,8 +19,8 @@ def small(**changes) -> METHOD:
     return METHOD(SMOKE.spec, replace(SMOKE.settings, **changes))
 
 
-def test_initial_weights():
-    """vits.py:27-69: bounds of uniform distributions; heads keep torch's own."""
+def test_initial_weights_follow_the_official_code():
+    """vits.py:27-69: bounds of uniform distributions; heads keep torch's default."""
     method, width, pixels = small(), SMOKE.spec.width, 3 * SMOKE.spec.patch_size**2
     trunk, bounds = method.base.vit.trunk, {}
     for block in trunk.blocks:
@@ -37,7 +37,7 @@ def test_initial_weights():
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_one_group_decays_all_that_is_trained(frozen):
+def test_one_group_decays_all_trained_parameters(frozen):
     method = small(freeze_patches=frozen)
     (group,) = method.groups()
     assert group.weight_decay is None and group.lr is None
@@ -46,17 +46,17 @@ def test_one_group_decays_all_that_is_trained(frozen):
     assert ("base.vit.trunk.patch_embed.proj.weight" in group.parameters) is not frozen
 
 
-def test_views():
-    """main_moco.py:262-285, CONFIG.md: a crop from 8 % on, blur always and seldom, solarised at most the second."""
-    made = METHOD(RECIPES["vit_s"].spec, RECIPES["vit_s"].settings).views().makers
-    for view, blur, solarise in ((made["first"], 1.0, 0.0), (made["second"], 0.1, 0.2)):
+def test_views_have_the_official_crops_and_colours():
+    """main_moco.py:262-285, CONFIG.md."""
+    makers = METHOD(RECIPES["vit_s"].spec, RECIPES["vit_s"].settings).views().makers
+    for view, blur, solarise in ((makers["first"], 1.0, 0.0), (makers["second"], 0.1, 0.2)):
         kinds = {type(step): step for step in view.steps}
-        cut, colours = kinds[RandomResizedCrop], kinds[Colours]
-        assert (cut.scale, cut.interpolation, cut.rule) == ((0.08, 1.0), "bilinear", "torchvision")
+        crop, colours = kinds[RandomResizedCrop], kinds[Colours]
+        assert (crop.scale, crop.interpolation, crop.rule) == ((0.08, 1.0), "bilinear", "torchvision")
         assert (colours.blur, colours.blur_radius, colours.solarise) == (blur, (0.1, 2.0), solarise)
 
 
-def test_a_constant_momentum():
+def test_the_momentum_may_be_constant():
     """main_moco.py without --moco-m-cos."""
     method = small(teacher_momentum=0.75, teacher_momentum_end=0.75)
     with torch.no_grad():
@@ -66,7 +66,7 @@ def test_a_constant_momentum():
     torch.testing.assert_close(method.momentum.projector[0].weight, before + 0.25)
 
 
-def test_the_average_moves_once_an_update_before_its_pass():
+def test_the_average_moves_once_per_update_before_the_forward_pass():
     training = updates("mocov3", small_recipe("mocov3"))
     method, parts = training.method, plan(2)
     before = {name: p.detach().clone() for name, p in method.named_parameters()}
@@ -79,9 +79,9 @@ def test_the_average_moves_once_an_update_before_its_pass():
     torch.testing.assert_close(method.momentum.get_parameter(name), alpha * average + (1 - alpha) * base)
 
 
-def test_exports_carry_the_projector_of_their_network():
-    found = small().encoders()
-    assert list(found) == ["base", "momentum"]
-    for encoder in found.values():
+def test_exports_keep_the_projector_of_their_network():
+    encoders = small().encoders()
+    assert list(encoders) == ["base", "momentum"]
+    for encoder in encoders.values():
         names = {f"projector.{layer}.weight" for layer in (0, 1, 3, 4, 6)} | {"projector.1.running_mean"}
         assert names <= encoder.extra.keys() and "projector.7.weight" not in encoder.extra

@@ -1,12 +1,12 @@
 """MoCo-v3 against recorded steps of its official code (facebookresearch/moco-v3 c349e6e), in float64.
 
-Large tensors are recorded in float32. No scheduler ran: a step's rate and momentum are those of its fractional epoch.
+Large tensors are recorded in float32. Rate and momentum of a step are those of its fractional epoch.
 """
 
 from dataclasses import replace
 
 import torch
-from recorded import EXACT, RecordedTraining, close, count, doubled
+from recorded import EXACT, RecordedTraining, assert_close, count, doubled
 from recordings import depth_of, facts, matches, steps_per_epoch, tensors, under
 
 from engine.optimisers import Lars
@@ -63,7 +63,7 @@ class TestMocov3(RecordedTraining):
         return {name: self.data[f"step{forward}/x{number}"] for number, name in enumerate(("first", "second"), start=1)}
 
     def outputs(self, method, step):
-        """What predictor and moving average give, and both terms of the loss."""
+        """Outputs of predictor and moving average, and both terms of the loss."""
         method.before_forward(self.progress(step))
         queries, keys = method.predictions(self.views(step)), method.targets(self.views(step))
         for number, (query, key, other) in enumerate(zip(queries, keys, reversed(keys), strict=True), start=1):
@@ -72,20 +72,19 @@ class TestMocov3(RecordedTraining):
             yield f"step{step}/loss_term{number}", method.contrast(query, other)
 
     def rounding(self):
-        """Means behind a batch norm and a layer without bias."""
+        """Means after a batch norm and a layer without bias."""
         ends = under(self.data, self.end).items()
         return [name for name, end in ends if end.is_floating_point() and 0 < end.norm() < self.ROUNDING]
 
-    def close_end(self, method):
-        super().close_end(method)
+    def check_end(self, method):
+        super().check_end(method)
         for name in self.rounding():
             assert method.state_dict()[self.our_name(name)].norm() < self.ROUNDING, name
 
-    def test_initial_state_is_of_the_recorded_form(self):
-        """Positions are the official table, and what is frozen there has no gradient here."""
+    def test_positions_and_frozen_parameters_are_the_official_ones(self):
         fresh = self.build(self.recipe())
         table = self.data["model0/base_encoder.pos_embed"]
-        close(fresh.base.vit.trunk.pos_embed, table, self.LOSS, "positions")
+        assert_close(fresh.base.vit.trunk.pos_embed, table, self.LOSS, "positions")
         trained = self.names(under(self.data, "step0/gradnorm/"))
         assert {name for name, p in fresh.named_parameters() if p.requires_grad} == trained
 
@@ -93,14 +92,14 @@ class TestMocov3(RecordedTraining):
         recipe, epochs = self.recipe(), self.data["sched/epochs"].tolist()
         for number, epoch in enumerate(epochs):
             rate = recipe.schedule.at(recipe.peak, self.at(epoch))
-            close(rate, self.data["sched/lr"][number], EXACT, f"rate at {epoch}")
+            assert_close(rate, self.data["sched/lr"][number], EXACT, f"rate at {epoch}")
         momenta = [*self.data["sched/momentum"], *(self.data[f"step{step}/momentum"] for step in range(STEPS))]
         for epoch, recorded in zip([*epochs, *EPOCHS_OF], momenta, strict=True):
             done = self.at(epoch).step / self.at(epoch).steps
-            close(cosine(self.config["m"], 1.0, done), recorded, EXACT, f"momentum at {epoch}")
+            assert_close(cosine(self.config["m"], 1.0, done), recorded, EXACT, f"momentum at {epoch}")
 
 
-def test_lars():
+def test_lars_equals_the_recorded_optimiser():
     names = [match[1] for match in matches(r"lars/(p\d+)_before", DATA)]
     assert names
     parameters = {name: torch.nn.Parameter(DATA[f"lars/{name}_before"].clone()) for name in names}
@@ -110,4 +109,4 @@ def test_lars():
             parameter.grad = DATA[f"lars/grad{name[1:]}_step{step}"].clone()
         optimizer.step()
         for name, parameter in parameters.items():
-            close(parameter, DATA[f"lars/{name}_after{step}"], TestMocov3.END, f"{name} after {step}")
+            assert_close(parameter, DATA[f"lars/{name}_after{step}"], TestMocov3.END, f"{name} after {step}")

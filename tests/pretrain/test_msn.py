@@ -1,4 +1,4 @@
-"""MSN beside its recording: which patches are dropped, weights of the losses, views, exports, the published rates."""
+"""MSN beyond its recorded steps: dropped patches, weights of the losses, views, exports, published rates."""
 
 from dataclasses import replace
 
@@ -30,17 +30,17 @@ def views(method: Msn) -> dict[str, Tensor]:
         "random": (SPEC.image_size, settings.random_views),
         "focal": (settings.focal_size, settings.focal_views),
     }
-    found = {
+    crops = {
         name: torch.randn(IMAGES, *count, 3, side, side, generator=generator).double()
         for name, (side, *count) in sizes.items()
         if 0 not in count
     }
     noise = torch.rand(IMAGES, settings.random_views, PATCHES, generator=generator).double()
-    return found | {"noise": noise}
+    return crops | {"noise": noise}
 
 
 @pytest.mark.parametrize(("shared", "masks"), [(False, 2 * IMAGES), (True, 1)])
-def test_views_lose_patches_of_their_own_or_all_the_same(shared, masks):
+def test_views_drop_different_patches_or_the_same_ones(shared, masks):
     method = msn(mask_ratio=0.3, random_views=2, shared_mask=shared)
     keep = method.visible_ids(views(method)["noise"])
     assert keep.shape == (2 * IMAGES, int(PATCHES * 0.7))
@@ -48,7 +48,7 @@ def test_views_lose_patches_of_their_own_or_all_the_same(shared, masks):
     assert all(len(set(ids.tolist())) == keep.shape[1] for ids in keep)
 
 
-def test_without_a_mask_all_patches_are_seen():
+def test_without_a_mask_all_patches_are_encoded():
     assert msn(mask_ratio=0.0).visible_ids(torch.rand(IMAGES, 1, PATCHES)) is None
 
 
@@ -61,19 +61,19 @@ def test_the_loss_is_the_weighted_sum(changes):
     assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
 
 
-def test_views_are_of_the_sizes_asked_for():
+def test_views_have_the_sizes_of_the_settings():
     method = msn(random_views=2, focal_views=3)
     image = picture(0, 50, 40)
-    made = method.views()(image)
-    sizes = {name: tuple(tensor.shape) for name, tensor in made.items()}
+    image_views = method.views()(image)
+    sizes = {name: tuple(tensor.shape) for name, tensor in image_views.items()}
     assert sizes == {"target": (3, 16, 16), "random": (2, 3, 16, 16), "focal": (3, 3, 8, 8), "noise": (2, 16)}
-    assert not torch.equal(made["target"], made["random"][0])
+    assert not torch.equal(image_views["target"], image_views["random"][0])
     assert set(msn(focal_views=0).views()(image)) == {"target", "random", "noise"}
 
 
 @pytest.mark.parametrize("norm", ["bn", "ln", "none"])
-def test_exports_carry_the_head_from_whose_first_layer_fine_tuning_starts(norm):
-    """In evaluation mode: with the statistics that training left."""
+def test_exports_keep_the_head_whose_first_layer_starts_fine_tuning(norm):
+    """In evaluation mode, with the running statistics of training."""
     method = msn(head_norm=norm)
     method(views(method))
     (name, export), (other, _) = exports_of(method, {})
@@ -82,13 +82,13 @@ def test_exports_carry_the_head_from_whose_first_layer_fine_tuning_starts(norm):
     torch.testing.assert_close(projector_layer(export)(vectors), first(vectors), rtol=1e-5, atol=1e-6)
 
 
-def test_rates_of_the_published_recipe():
-    """Appendix A.1: from 0.0002 to 0.001 in 15 epochs; the cosines are made for 1.25 times the epochs."""
+def test_the_recipe_has_the_published_rates():
+    """Appendix A.1: from 0.0002 to 0.001 in 15 epochs; the cosines are stretched to 1.25 times the epochs."""
     recipe = RECIPES["vit_s"]
     first, peak, last = (
         TrainProgress(step=step, steps_per_epoch=1251, epochs=800) for step in (0, 15 * 1251 - 1, 800 * 1251 - 1)
     )
-    rates = [recipe.schedule.at(recipe.peak, at) for at in (first, peak, last)]
+    rates = [recipe.schedule.at(recipe.peak, point) for point in (first, peak, last)]
     assert rates[0] == pytest.approx(2e-4, rel=1e-3) and rates[1] == pytest.approx(1e-3, rel=1e-9)
     assert rates[2] == pytest.approx(1e-4, rel=0.1)
     decay = recipe.weight_decay_schedule.at(recipe.weight_decay, last)

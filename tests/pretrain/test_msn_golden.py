@@ -1,14 +1,15 @@
 """MSN against two recorded steps of its official training loop (facebookresearch/msn 4388dc1), in float64.
 
-Large tensors are recorded in float32. Left out of the end states is what has no gradient in exact arithmetic, of whose
-rounding Adam makes steps: keys' biases, and constants in front of a batch norm, with the running means that follow.
+Large tensors are recorded in float32. The end states are compared without tensors whose gradient is zero in exact
+arithmetic, since Adam makes steps of its rounding: keys' biases, and constants in front of a batch norm with the
+running means that follow.
 """
 
 from dataclasses import replace
 
 import pytest
 import torch
-from recorded import EXACT, RecordedTraining, close, count, doubled
+from recorded import EXACT, RecordedTraining, assert_close, count, doubled
 from recordings import facts, matches, tensors, under
 
 from pretrain.method import TrainProgress
@@ -26,8 +27,10 @@ FLOOR, DECAY = 1e-6, (0.04, 0.4)  # of the official configuration, which the rec
 
 
 def by_network(data):
-    """Tensors of both networks and of the prototypes under one prefix each, with "encoder.", "target." and
-    "prototypes" as names; gradients are recorded of the encoder without it."""
+    """Rename tensors of both networks and the prototypes to one prefix and "encoder.", "target." or "prototypes".
+
+    Gradients are recorded of the encoder without such a name.
+    """
     renamed = {}
     for step in (0, STEPS):
         renamed |= {f"model{step}/prototypes": data[f"prototypes{step}"]}
@@ -48,7 +51,7 @@ class TestMsn(RecordedTraining):
     start, end, rate, norm, gradient = "model0/", f"model{STEPS}/", "step{}/lr_used", "norm{}/", "gradient{}/"
     losses = {"loss": "step{}/loss"} | {name: f"step{{}}/loss_{name}" for name in ("ce", "memax", "entropy")}
     steps = STEPS
-    # Of the momenta there is one more than the stretched training has updates.
+    # There is one more momentum than the stretched training has updates.
     steps_per_epoch = next(
         n for n in range(1, 1000) if int(n * CONFIG["epochs"] * STRETCH) + 1 == len(DATA["sched/momentum"])
     )
@@ -94,7 +97,7 @@ class TestMsn(RecordedTraining):
         return replace(super().recipe(), weight_decay_schedule=decay)
 
     def views(self, forward):
-        """The recorded views; the permutation of the patches as noise with that order, for every image."""
+        """The recorded views, and for every image noise whose order is the recorded permutation of the patches."""
         random, focal = self.config["rand_views"], self.config["focal_views"]
         target, *anchors = (self.data[f"step{forward}/view{number}"] for number in range(1 + random + focal))
         views = {"target": target, "random": torch.stack(anchors[:random], dim=1)}
@@ -106,7 +109,7 @@ class TestMsn(RecordedTraining):
         return views | {"noise": noise.expand(len(target), random, patches)}
 
     def outputs(self, method, step):
-        """All of them view-major: (B, V, d) -> (V B, d)."""
+        """All outputs in the recorded order of views: (B, V, d) -> (V B, d)."""
         views = self.views(step)
         method.before_forward(self.progress(step))
         vectors, target = method.anchor_vectors(views), method.target(views["target"])
@@ -118,43 +121,44 @@ class TestMsn(RecordedTraining):
         method.settings = self.settings(sinkhorn=False)
         yield f"step{step}/targets_sharpened", method.targets(views["target"])
 
-    def close_rates(self, updates, progress, step):
-        super().close_rates(updates, progress, step)
-        close(updates.rates(progress)[1], self.data[f"step{step}/wd_used"], EXACT, f"weight decay {step}")
+    def check_rates(self, updates, progress, step):
+        super().check_rates(updates, progress, step)
+        assert_close(updates.rates(progress)[1], self.data[f"step{step}/wd_used"], EXACT, f"weight decay {step}")
 
-    def close_update(self, updates, logs, step):
+    def check_update(self, updates, logs, step):
         recorded = under(self.data, f"step{step}/")
         assert logs["prototypes_used"] == recorded["num_targets_used"]
         clipped = [updates.raw[name].norm() for group in updates.groups if group.clipped for name in group.parameters]
         total = recorded["encoder_total_gradnorm_before_clip"]
-        close(torch.stack(clipped).norm(), total, self.NORM, f"gradient norm {step}")
+        assert_close(torch.stack(clipped).norm(), total, self.NORM, f"gradient norm {step}")
         if "prototypes_after" in recorded:
-            close(updates.method.prototypes, recorded["prototypes_after"], self.END, f"prototypes {step}")
+            assert_close(updates.method.prototypes, recorded["prototypes_after"], self.END, f"prototypes {step}")
 
     def rounding(self):
         return [f"{network}.{name}" for network in ("encoder", "target") for name in NOISE]
 
     def test_schedule(self):
-        """Of sharpening and momentum; the peak is the recorded rate's."""
+        """Sharpening and momentum of a complete training; the peak is the recorded rate's."""
         updates = self.begin()
         for step in range(self.config["epochs"] * self.steps_per_epoch):
             progress = self.progress(step - self.config.get("epoch", 0) * self.steps_per_epoch)
             updates.method.before_forward(progress)
-            close(updates.method.sharpening, self.data["sched/sharpen_T"][step], EXACT, f"sharpening {step}")
-            close(updates.method.momentum(progress), self.data["sched/momentum"][step], EXACT, f"momentum {step}")
+            assert_close(updates.method.sharpening, self.data["sched/sharpen_T"][step], EXACT, f"sharpening {step}")
+            momentum = updates.method.momentum(progress)
+            assert_close(momentum, self.data["sched/momentum"][step], EXACT, f"momentum {step}")
         assert updates.recipe.peak == self.config["lr"]
 
 
 @pytest.mark.parametrize("output", matches(r"sinkhorn/output(\d+)", DATA), ids=lambda match: match[0])
-def test_sinkhorn(output):
-    close(sinkhorn(DATA["sinkhorn/input"], int(output[1])), DATA[output[0]], TestMsn.LOSS, output[0])
+def test_sinkhorn_equals_the_recorded_one(output):
+    assert_close(sinkhorn(DATA["sinkhorn/input"], int(output[1])), DATA[output[0]], TestMsn.LOSS, output[0])
 
 
 EXAMPLES = matches(r"sched/example_(lr|wd)_(?:warm(\d+)_)?T(\d+)_(\d+)steps", DATA)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda match: match[0])
-def test_examples_of_schedules(example):
+def test_schedules_equal_the_recorded_examples(example):
     """With the rates and decays of the official configuration, in epochs of one update."""
     kind, warmup, end, steps = example[1], float(example[2] or 0), int(example[3]), int(example[4])
     rates = CountedCosine(warmup=warmup, start=0.2, floor=FLOOR, stretch=end / steps)
@@ -162,4 +166,4 @@ def test_examples_of_schedules(example):
     schedule, peak = (rates, 1e-3) if kind == "lr" else (decays, DECAY[0])
     for step, value in enumerate(DATA[example[0]]):
         progress = TrainProgress(step=step, steps_per_epoch=1, epochs=steps)
-        close(schedule.at(peak, progress), value, EXACT, f"{kind} {step}")
+        assert_close(schedule.at(peak, progress), value, EXACT, f"{kind} {step}")

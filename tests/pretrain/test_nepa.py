@@ -1,4 +1,4 @@
-"""NEPA beside its recordings: what a token sees, layer scale, positions, the averaged weights, exports."""
+"""NEPA beyond its recorded steps: causal attention, layer scale, positions, averaged weights, exports."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ SMOKE = RECIPES["smoke"]
 
 
 def nepa(**changes) -> Nepa:
-    """With a layer scale that lets tokens be seen."""
+    """With a layer scale large enough for attention to matter."""
     torch.manual_seed(0)
     return METHOD(SMOKE.spec, replace(SMOKE.settings, **{"layer_scale_init": 1.0} | changes)).double()
 
@@ -23,17 +23,17 @@ def images(count: int = 3) -> torch.Tensor:
     return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def test_a_token_sees_those_up_to_its_own():
+def test_a_token_attends_to_itself_and_those_before_it():
     method = nepa()
     patches = method.vit.project(images()).detach().requires_grad_()
     (gradient,) = torch.autograd.grad(method.predict(patches)[:, 5].square().sum(), patches)
-    seen = gradient.abs().sum(dim=(0, 2)) > 0
-    assert seen.tolist() == [True] * 5 + [False] * 11
-    whole = method.vit.encode(patches)[0]  # as it is exported
-    assert torch.autograd.grad(whole[:, 5].square().sum(), patches)[0].abs().sum(dim=(0, 2)).all()
+    used = gradient.abs().sum(dim=(0, 2)) > 0
+    assert used.tolist() == [True] * 5 + [False] * 11
+    exported = method.vit.encode(patches)[0]  # as in the exported encoder, without a causal mask
+    assert torch.autograd.grad(exported[:, 5].square().sum(), patches)[0].abs().sum(dim=(0, 2)).all()
 
 
-def test_layer_scale_of_zero_is_one_that_learns():
+def test_a_layer_scale_of_zero_is_trained():
     """layerscale_value=0 of its configs; None is an encoder without a layer scale."""
     method = nepa(layer_scale_init=0.0)
     patches = method.vit.project(images())
@@ -45,7 +45,7 @@ def test_layer_scale_of_zero_is_one_that_learns():
     assert not [name for name, _ in plain.named_parameters() if "gamma" in name]
 
 
-def test_positions_are_those_of_the_exported_encoder_times_the_factor():
+def test_positions_equal_those_of_the_exported_encoder_times_the_factor():
     method = nepa()
     (table, *_) = rotary_tables(method.vit.trunk.rope, SMOKE.spec.depth, (4, 4), None)
     periods = method.vit.trunk.rope.periods
@@ -62,7 +62,7 @@ def test_factors_are_between_the_inverse_and_the_setting():
     assert 1 / 3 <= min(factors) < 0.4 and 2.7 < max(factors) <= 3 and abs(logs.mean()) < 0.15
 
 
-def test_the_average_begins_as_a_copy_after_the_first_update():
+def test_the_average_starts_as_a_copy_after_the_first_update():
     method = nepa(average_momentum=0.9)
     weight = method.vit.trunk.blocks[0].mlp.fc1.weight
     with torch.no_grad():
@@ -77,6 +77,6 @@ def test_the_average_begins_as_a_copy_after_the_first_update():
     torch.testing.assert_close(average, first + 0.1)
 
 
-def test_exports_say_that_they_do_not_attend_causally():
+def test_exports_note_that_they_do_not_attend_causally():
     for _, export in exports_of(nepa().float(), {"method": "nepa"}):
         assert "causal" in export.facts["attention"]

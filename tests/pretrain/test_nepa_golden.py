@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import torch
-from recorded import EXACT, RecordedTraining, close, count, doubled
+from recorded import EXACT, RecordedTraining, assert_close, case_classes, count, doubled
 from recordings import facts, tensors, under
 
 from pretrain.method import TrainProgress
@@ -17,7 +17,7 @@ NAMES = {
     r"embeddings\.cls_token": "cls_token",
     r"embeddings\.patch_embeddings\.projection": "patch_embed.proj",
     r"encoder\.layer\.(\d+)\.": r"blocks.\1.",
-    r"attention\.attention\.(query|key|value)\.": lambda found: f"attn.{found[1][0]}_proj.",
+    r"attention\.attention\.(query|key|value)\.": lambda match: f"attn.{match[1][0]}_proj.",
     r"attention\.attention\.": "attn.",
     r"attention\.output\.dense": "attn.proj",
     r"layernorm_before": "norm1",
@@ -93,7 +93,7 @@ class RecordedNepa(RecordedTraining):
         return method.state_dict() | self.named(self.start)
 
     def begin(self, *args, **options):
-        """With periods in float64, and the recorded factors on the positions."""
+        """With periods in float64 and the recorded factors on the positions."""
         updates = super().begin(*args, **options)
         updates.method.vit.trunk.rope.periods = 1 / self.data["inv_freq"]
 
@@ -104,7 +104,7 @@ class RecordedNepa(RecordedTraining):
         return updates
 
     def factor(self, step):
-        """By which the recorded coordinates are farther from the centre than those of patches are."""
+        """Factor by which the recorded coordinates are farther from the centre than those of the patches."""
         if f"step{step}/coords" not in self.data:
             return 1.0
         side = self.config["model"]["image_size"] // self.config["model"]["patch_size"]
@@ -124,35 +124,33 @@ class RecordedNepa(RecordedTraining):
         yield f"step{step}/embedding", patches, self.NORM, self.data[f"step{step}/embedding"][:, 1:]
         yield f"step{step}/output", method.predict(patches), self.NORM
 
-    def close_rates(self, updates, progress, step):
-        close(updates.rates(progress)[0], self.data["sched/lr"][progress.step], EXACT, f"rate {step}")
+    def check_rates(self, updates, progress, step):
+        assert_close(updates.rates(progress)[0], self.data["sched/lr"][progress.step], EXACT, f"rate {step}")
 
-    def close_update(self, updates, logs, step):
-        if step == 0:  # the recorded average begins here, and not with the first update of its schedule
+    def check_update(self, updates, logs, step):
+        if step == 0:  # the recorded average starts here, and not at the first update of the schedule
             ema_update(updates.method.teacher, updates.method.vit, 0.0)
 
-    def close_end(self, method):
-        super().close_end(method)
+    def check_end(self, method):
+        super().check_end(method)
         average = {self.our_name(name): tensor for name, tensor in under(self.data, "ema_end/").items()}
         assert average
         for name, tensor in average.items():
             ours = method.state_dict()[name.replace("vit.", "teacher.", 1)]
-            close(ours, tensor.view_as(ours), self.END, f"average of {name}")
+            assert_close(ours, tensor.view_as(ours), self.END, f"average of {name}")
 
     def test_decayed_parameters(self):
         decayed = {name for g in self.begin().groups if g.weight_decay is None for name in g.parameters}
         assert decayed == self.names(self.config["decayed"])
 
     def test_positions(self):
-        """Patches' centres times one factor."""
+        """The recorded positions are the patches' centres times one factor."""
         recorded = [step for step in range(self.steps) if f"step{step}/coords" in self.data]
         side = self.config["model"]["image_size"] // self.config["model"]["patch_size"]
         axis = (torch.arange(side, dtype=torch.float64) + 0.5) / side * 2 - 1
         for step in recorded:
-            close(torch.cartesian_prod(axis, axis) * self.factor(step), self.data[f"step{step}/coords"], 1e-12)
+            assert_close(torch.cartesian_prod(axis, axis) * self.factor(step), self.data[f"step{step}/coords"], 1e-12)
             assert 1 / 2 <= self.factor(step) <= 2
 
 
-for _case in CONFIG["cases"]:
-    _name = f"Test{_case.title().replace('_', '')}"
-    globals()[_name] = type(_name, (RecordedNepa,), {"case": _case})
+globals().update(case_classes(RecordedNepa, CONFIG["cases"]))

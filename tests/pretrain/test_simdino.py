@@ -1,4 +1,4 @@
-"""SimDINOv2 beside its recording: weights that change, and a separate head."""
+"""SimDINOv2 beyond its recorded steps: scheduled weights and a separate head."""
 
 from dataclasses import replace
 
@@ -9,8 +9,8 @@ from pretrain.method import TrainProgress
 from pretrain.methods import simdinov2
 
 
-def test_weights_that_change():
-    """SimDINOv2's: half a cosine to their ends over `end_epoch` epochs, which they keep."""
+def test_eps_and_compression_weight_follow_half_a_cosine():
+    """They reach their ends after `end_epoch` epochs and keep them."""
     recipe = simdinov2.RECIPES["smoke"]
     settings = replace(recipe.settings, eps=0.05, eps_end=0.45, compression_weight_end=3.0, end_epoch=2)
     method = simdinov2.METHOD(recipe.spec, settings)
@@ -19,7 +19,7 @@ def test_weights_that_change():
         assert (method.coding_rate.eps, method.coding_rate.compression_weight) == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_separate_head_serves_masked_patches_alone():
+def test_a_separate_head_is_used_for_masked_patches_alone():
     recipe = simdinov2.RECIPES["smoke"]
     method = simdinov2.METHOD(recipe.spec, replace(recipe.settings, separate_head=True, patch_bottleneck=24))
     method.before_forward(TrainProgress(step=0, steps_per_epoch=1, epochs=1))

@@ -1,11 +1,11 @@
-"""SimDINO and SimDINOv2 against recorded steps of their official training loops (RobinWu218/SimDINO 8149fc4), and their
-loss, in float64."""
+"""SimDINO and SimDINOv2 against recorded steps of their official training loops (RobinWu218/SimDINO 8149fc4) and values
+of their loss, in float64."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from recorded import EXACT, RecordedTraining, close, count, doubled
+from recorded import EXACT, RecordedTraining, assert_close, case_classes, count, doubled
 from recorded_distillation import crop_major
 from recorded_masked import RecordedMasked, mask_order
 from recordings import facts, tensors, under
@@ -78,8 +78,8 @@ class RecordedSimDino(RecordedTraining):
         views = {"global": torch.stack(crops[:2], dim=1)}
         return {**views, "local": torch.stack(crops[2:], dim=1)} if self.config["nloc"] else views
 
-    def close_rates(self, updates, progress, step):
-        close(updates.rates(progress)[0], self.data["sched/lr"][progress.step], EXACT, f"rate {step}")
+    def check_rates(self, updates, progress, step):
+        assert_close(updates.rates(progress)[0], self.data["sched/lr"][progress.step], EXACT, f"rate {step}")
 
     def outputs(self, method, step):
         views = self.views(step)
@@ -90,7 +90,7 @@ class RecordedSimDino(RecordedTraining):
     def test_momentum(self):
         recorded = self.data["sched/momentum"]
         for step, momentum in enumerate(recorded):
-            close(cosine(self.config["mom"], 1.0, step / len(recorded)), momentum, EXACT, f"momentum {step}")
+            assert_close(cosine(self.config["mom"], 1.0, step / len(recorded)), momentum, EXACT, f"momentum {step}")
 
 
 class RecordedSimDinoV2(RecordedMasked):
@@ -138,28 +138,25 @@ class RecordedSimDinoV2(RecordedMasked):
         yield f"step{step}/teacher_cls", crop_major(method.teacher.head(classes)), self.NORM
         yield f"step{step}/teacher_patch", mask_order(patch_head(method.teacher)(patches), views["mask"]), self.NORM
 
-    def test_weights_that_change(self):
+    def test_scheduled_weights_equal_the_recorded_ones(self):
         method, recipe, data = self.begin().method, self.recipe(), self.data
         for step in range(self.config["epochs"] * self.config["epoch_len"]):
             now = replace(self.progress(0), step=step)
             method.before_forward(now)
-            close(method.coding_rate.eps, data["sched/eps"][step], EXACT, f"eps {step}")
-            close(method.coding_rate.compression_weight, data["sched/coeff"][step], EXACT, f"weight {step}")
-            close(recipe.clip_at(now), data["sched/clip"][step], EXACT, f"clip {step}")
+            assert_close(method.coding_rate.eps, data["sched/eps"][step], EXACT, f"eps {step}")
+            assert_close(method.coding_rate.compression_weight, data["sched/coeff"][step], EXACT, f"weight {step}")
+            assert_close(recipe.clip_at(now), data["sched/clip"][step], EXACT, f"clip {step}")
 
 
-for _case, _options in CONFIG["cases"].items():
-    _name, _kind = (
-        f"Test{_case.title().replace('_', '')}",
-        RecordedSimDino if "chunks" not in _options else RecordedSimDinoV2,
-    )
-    globals()[_name] = type(_name, (_kind,), {"case": _case})
+V2_CASES = [case for case, options in CONFIG["cases"].items() if "chunks" in options]
+globals().update(case_classes(RecordedSimDino, [case for case in CONFIG["cases"] if case not in V2_CASES]))
+globals().update(case_classes(RecordedSimDinoV2, V2_CASES))
 
 
 @pytest.mark.parametrize("case", range(count(DATA, "loss/case{}/student")))
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_loss(case, version):
-    """The first version takes cosines of what the second takes products of; both expand what they are given."""
+def test_the_loss_equals_the_recorded_one(case, version):
+    """The first version compresses by cosines and the second by products; both expand the vectors as they are."""
     crops, _, _, eps, coeff, expa_type, _ = CONFIG["losses"][case]
     data = under(DATA, f"loss/case{case}/")
     student, teacher = data["student"].clone().requires_grad_(), data["teacher"]
@@ -172,8 +169,8 @@ def test_loss(case, version):
         expansion, _ = simdino_loss(*parts, CodingRateSettings(**weights | {"compression_weight": 0.0}))
         compression = agreement(*unit)
         loss, logs["compression"] = expansion - coeff * compression, compression
-    close(logs["compression"], data[f"{version}_comp_loss"], 1e-9, "compression")
-    close(logs["expansion"], data[f"{version}_expa_loss"], 1e-9, "expansion")
-    close(loss, data[f"{version}_loss"], 1e-9, "loss")
+    assert_close(logs["compression"], data[f"{version}_comp_loss"], 1e-9, "compression")
+    assert_close(logs["expansion"], data[f"{version}_expa_loss"], 1e-9, "expansion")
+    assert_close(loss, data[f"{version}_loss"], 1e-9, "loss")
     loss.backward()
-    close(student.grad, data[f"{version}_grad"], 1e-9, "gradient")
+    assert_close(student.grad, data[f"{version}_grad"], 1e-9, "gradient")

@@ -1,4 +1,4 @@
-"""Supervised training: labels reach the loss and belong to their images, DeiT's numbers, and sets that it refuses."""
+"""Supervised training: labels of images and of the loss, DeiT's settings, refused image sets."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,23 +23,25 @@ def plain_recipe(**changes):
     return small_recipe("supervised", settings=replace(RECIPES["smoke"].settings, **PLAIN, **changes))
 
 
-def micro_batches(images: ImageSet, chosen: BatchPlan) -> MicroBatches:
-    views, steps = updates("supervised", plain_recipe()).method.views(), range(chosen.steps_per_epoch)
-    return MicroBatches(image_set=images, views=views, plan=chosen, rank=0, steps=steps, labelled=True)
+def micro_batches(images: ImageSet, batch_plan: BatchPlan) -> MicroBatches:
+    views, steps = updates("supervised", plain_recipe()).method.views(), range(batch_plan.steps_per_epoch)
+    return MicroBatches(image_set=images, views=views, plan=batch_plan, rank=0, steps=steps, labelled=True)
 
 
 def test_labels_are_those_of_the_images():
     """Without augmentation a view is the image itself, by which its label can be looked up."""
-    images, chosen = digits(), plan()
-    alone = updates("supervised", plain_recipe()).method.views()
-    known = {alone(images.image(at))["image"].numpy().tobytes(): images.labels[at] for at in range(len(images))}
-    assert len(known) == len(images)
-    for part in (micro_batches(images, chosen)[step] for step in range(chosen.steps_per_epoch)):
-        expected = [known[view.numpy().tobytes()] for view in part.views["image"]]
+    images, batch_plan = digits(), plan()
+    make_views = updates("supervised", plain_recipe()).method.views()
+    label_of = {
+        make_views(images.image(index))["image"].numpy().tobytes(): images.labels[index] for index in range(len(images))
+    }
+    assert len(label_of) == len(images)
+    for part in (micro_batches(images, batch_plan)[step] for step in range(batch_plan.steps_per_epoch)):
+        expected = [label_of[view.numpy().tobytes()] for view in part.views["image"]]
         assert part.views["label"].dtype == torch.int64 and part.views["label"].tolist() == expected
 
 
-def test_the_loss_is_cross_entropy_with_smoothed_labels():
+def test_the_loss_is_the_cross_entropy_with_smoothed_labels():
     method = updates("supervised", plain_recipe()).method
     (views,) = batches(method, plan())
     logits = method.head(method.vit(views["image"])[0][:, 0])
@@ -47,34 +49,34 @@ def test_the_loss_is_cross_entropy_with_smoothed_labels():
     torch.testing.assert_close(method(views).loss, expected)
 
 
-def test_an_unreadable_image_gives_the_label_of_the_one_in_its_place(tmp_path):
+def test_an_unreadable_image_is_replaced_with_its_label(tmp_path):
     for split in ("train", "val"):
         for name, readable in (("a", False), ("b", True)):
             folder = tmp_path / split / name
             folder.mkdir(parents=True)
-            digits().image(0).save(folder / "0.png") if readable else (folder / "0.png").write_bytes(b"torn")
+            digits().image(0).save(folder / "0.png") if readable else (folder / "0.png").write_bytes(b"broken")
     images = open_set(f"folder:{tmp_path}", "train")
     part = micro_batches(images, BatchPlan(count=2, batch=2, processes=1, micro_batches=1, seed=0))[0]
     assert part.views["label"].tolist() == [1, 1] and len(part.unreadable) == 1
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_repeated_augmentation(world):
-    """DeiT samplers.py: thrice an image in an epoch of as many images, in other processes where there are three; every
-    time another view."""
-    chosen = BatchPlan(count=24, batch=12, processes=world, micro_batches=1, seed=0, repeats=3)
-    shares = [[chosen.places(step, rank, 0) for rank in range(world)] for step in range(chosen.steps_per_epoch)]
-    counts = np.unique(np.concatenate([np.concatenate(each) for each in shares]), return_counts=True)[1]
+def test_repeated_augmentation_shows_images_three_times_in_different_views(world):
+    """DeiT samplers.py: each image three times in an epoch, in different processes if there are three."""
+    repeated = BatchPlan(count=24, batch=12, processes=world, micro_batches=1, seed=0, repeats=3)
+    steps = [[repeated.places(step, rank, 0) for rank in range(world)] for step in range(repeated.steps_per_epoch)]
+    counts = np.unique(np.concatenate([np.concatenate(shares) for shares in steps]), return_counts=True)[1]
     assert counts.tolist() == [3] * 8
     if world == 3:
-        assert all(len(set(share)) == len(share) and set(share) == set(each[0]) for each in shares for share in each)
+        assert all(len(set(share)) == len(share) for shares in steps for share in shares)
+        assert all(set(share) == set(shares[0]) for shares in steps for share in shares)
     views = METHOD(RECIPES["smoke"].spec, RECIPES["smoke"].settings).views()
-    parts = MicroBatches(image_set=digits(), views=views, plan=chosen, rank=0, steps=range(1), labelled=True)
+    parts = MicroBatches(image_set=digits(), views=views, plan=repeated, rank=0, steps=range(1), labelled=True)
     first, second = parts.sample(5, 0, 0, {}), parts.sample(5, 1, 0, {})
     assert torch.equal(first["label"], second["label"]) and not torch.equal(first["image"], second["image"])
 
 
-def test_a_training_repeats_images_and_says_that_it_used_labels(tmp_path):
+def test_a_training_repeats_images_and_records_that_it_used_labels(tmp_path):
     training = trainer("supervised", tmp_path)
     assert training.plan.repeats == 3
     assert training.train() == "finished"
@@ -97,18 +99,18 @@ def test_another_number_of_classes_is_refused(tmp_path):
         trainer("supervised", tmp_path / "run", recipe=recipe)
 
 
-def test_decay_spares_what_timm_spares():
+def test_weight_decay_spares_the_same_parameters_as_timm():
     method = updates("supervised", small_recipe("supervised")).method
     ours = {name for group in method.groups() if group.weight_decay == 0.0 for name in group.parameters}
     theirs = create_optimizer_v2(method.vit.trunk, opt="adamw", weight_decay=0.05)
-    spared = {id(p) for group in theirs.param_groups if group["weight_decay"] == 0.0 for p in group["params"]}
-    assert {name for name, p in method.vit.named_parameters() if id(p) in spared} == {
+    spared_by_timm = {id(p) for group in theirs.param_groups if group["weight_decay"] == 0.0 for p in group["params"]}
+    assert {name for name, p in method.vit.named_parameters() if id(p) in spared_by_timm} == {
         name.removeprefix("vit.") for name in ours if name.startswith("vit.")
     }
     assert "head.bias" in ours and "head.weight" not in ours
 
 
-def test_recipes_are_deits():
+def test_recipes_have_deits_settings():
     """Table 9 of Touvron et al. 2021; DeiT main.py."""
     for name in ("vit_ti", "vit_s", "vit_b"):
         recipe = RECIPES[name]

@@ -1,4 +1,4 @@
-"""Tokenizers: DALL-E's encoder against its recorded outputs and from files, k-means, and what a training keeps."""
+"""Tokenizers: DALL-E's encoder against recorded outputs and in files, k-means, and the tokenizer of a training."""
 
 import sys
 from collections import OrderedDict
@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from recorded import close, recording
+from recorded import assert_close, recording
 from recordings import under
 from safetensors.torch import save_file
 from small_trainings import trainer
@@ -34,12 +34,12 @@ DATA, CONFIG = recording("cae/cae_dalle.safetensors")
 WEIGHTS = {name: tensor.float() for name, tensor in under(DATA, "dalle.").items()}
 SPEC = SMALL.__class__(**{**SMALL.to_json(), **RELATIVE})
 MASK = dict(num_mask_patches=6, min_mask_patches_per_block=2)
-# Recorded in float32, of which ours is computed in float64.
+# Recorded in float32; ours is float64.
 LIMIT = 1e-6
 
 
 class Conv2d(nn.Module):
-    """As OpenAI's: parameters w and b."""
+    """OpenAI's layer, with parameters w and b."""
 
     def __init__(self, w: torch.Tensor, b: torch.Tensor) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Encoder(EncoderBlock):
 
 @pytest.fixture
 def openai(monkeypatch):
-    """Modules under the names that OpenAI's file asks for."""
+    """Modules under the names that OpenAI's file imports."""
     package, encoder, utilities = ModuleType("dall_e"), ModuleType("dall_e.encoder"), ModuleType("dall_e.utils")
     encoder.Encoder, encoder.EncoderBlock, utilities.Conv2d = Encoder, EncoderBlock, Conv2d
     for kind, module in ((Encoder, encoder), (EncoderBlock, encoder), (Conv2d, utilities)):
@@ -84,7 +84,7 @@ def module_of(tensors: dict[str, torch.Tensor], depth: int = 0) -> nn.Module:
     return nn.Sequential(OrderedDict({**first, **inner}))
 
 
-def saved(kind: str, folder: Path) -> Path:
+def save(kind: str, folder: Path) -> Path:
     path = folder / f"{kind}.pkl"
     if kind == "safetensors":
         save_file(WEIGHTS, path)
@@ -96,25 +96,25 @@ def saved(kind: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "state dict", "module"])
-def test_dalle_is_read_from_every_kind_of_file_and_computes_what_was_recorded(kind, tmp_path, openai):
-    path = saved(kind, tmp_path)
+def test_dalle_is_read_from_every_kind_of_file_with_the_recorded_outputs(kind, tmp_path, openai):
+    path = save(kind, tmp_path)
     for name in ("dall_e", "dall_e.encoder", "dall_e.utils"):
-        del sys.modules[name]  # nothing of it is needed, nor imported
+        del sys.modules[name]  # the package must not be needed
     encoder = read_dalle(path).double()
     assert not any(name.startswith("dall_e") for name in sys.modules)
     pixels = DATA["in.image01"]
-    close(map_pixels(pixels), DATA["out.mapped"], 1e-7, "mapped")
-    close(encoder.logits(pixels), DATA["out.logits"], LIMIT, "logits")
+    assert_close(map_pixels(pixels), DATA["out.mapped"], 1e-7, "mapped")
+    assert_close(encoder.logits(pixels), DATA["out.logits"], LIMIT, "logits")
     assert torch.equal(encoder(pixels), DATA["out.tokens"].flatten(1))
     assert encoder.codes == CONFIG["vocab"] and encoder.label.startswith(f"DALL-E's encoder, {path.name} sha256 ")
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
 
 
-def test_the_names_that_may_be_opened_are_classes_without_code_in_the_file():
+def test_only_names_of_dalle_and_torch_layers_are_allowed():
     assert all(name.startswith(("dall_e.", "torch.nn.modules.")) for name in MODULES)
 
 
-def test_files_that_are_no_dalle_encoder(tmp_path):
+def test_files_without_dalles_encoder_are_refused(tmp_path):
     save_file({name: tensor for name, tensor in WEIGHTS.items() if "group_2" not in name}, tmp_path / "less")
     save_file({"weight": torch.zeros(2)}, tmp_path / "other")
     torch.save(nn.Sequential(nn.Linear(2, 2)), tmp_path / "module")
@@ -129,14 +129,14 @@ def test_files_that_are_no_dalle_encoder(tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_a_method_predicts_the_codes_of_its_tokenizers_file(tmp_path):
-    path = saved("safetensors", tmp_path)
+def test_a_method_predicts_the_codes_of_its_tokenizer(tmp_path):
+    path = save("safetensors", tmp_path)
     method = METHOD(SPEC, Settings(tokenizer=str(path), **MASK))
     assert method.lm_head.out_features == CONFIG["vocab"] and method.fitted_on == 0
     assert method.facts() == {"tokenizer": method.tokenizer.label}
 
 
-def test_nearest_centres_against_their_definition():
+def test_nearest_centres_follow_their_definition():
     torch.manual_seed(0)
     points, centres = torch.randn(50, 3).double(), torch.randn(7, 3).double()
     distances = torch.cdist(points, centres)
@@ -145,7 +145,7 @@ def test_nearest_centres_against_their_definition():
     torch.testing.assert_close(squared, distances.amin(1).square())
 
 
-def test_k_means_ends_with_the_means_of_its_clusters_and_none_empty():
+def test_k_means_ends_with_cluster_means_and_no_empty_cluster():
     torch.manual_seed(0)
     points = torch.randn(300, 2).double()
     points[::3] = points[0]  # many first centres lie at one place
@@ -158,7 +158,7 @@ def test_k_means_ends_with_the_means_of_its_clusters_and_none_empty():
     assert k_means(points[:3], 6).shape == (6, 2)  # fewer points than centres
 
 
-def test_a_codebook_says_what_is_nearest_among_normalised_patches():
+def test_codes_are_the_nearest_centres_of_normalised_patches():
     torch.manual_seed(0)
     codebook = PatchCodebook(5, (2, 2)).double()
     pictures = torch.rand(40, 3, 2 * SIDE, 2 * SIDE).double()
@@ -172,17 +172,17 @@ def test_a_codebook_says_what_is_nearest_among_normalised_patches():
 
 
 def test_more_codes_than_patches_are_refused():
-    """Far more ended in an error of shapes, somewhat more in a code for every patch."""
+    """Many more codes raised an error of shapes, and a few more gave one code per patch."""
     for codes in (9, 50):
         with pytest.raises(ValueError, match=rf"^codes={codes} is more than the 8 patches[^\n]*$"):
             PatchCodebook(codes, (2, 2)).fit([torch.rand(2, 3, 2 * SIDE, 2 * SIDE)])
 
 
-def test_a_picture_is_the_same_part_as_the_image():
-    jitter = METHOD(SPEC, Settings(codes=8, crop_scale=(0.2, 1.0), colour_jitter=0.0, **MASK)).views()
+def test_picture_and_image_show_the_same_crop():
+    make_views = METHOD(SPEC, Settings(codes=8, crop_scale=(0.2, 1.0), colour_jitter=0.0, **MASK)).views()
     image = picture(0)
     with seeded(AUGMENT, 1):
-        views = jitter(image)
+        views = make_views(image)
     assert views["picture"].shape == (3, 4 * SIDE, 4 * SIDE) and 0 <= views["picture"].amin() < views["picture"].amax()
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (METHOD.preparation.mean, METHOD.preparation.std))
     shrunk = nn.functional.avg_pool2d(views["picture"][None], 4 * SIDE // SPEC.image_size)[0]
@@ -198,7 +198,7 @@ def trained(tmp_path_factory):
 
 
 def test_a_training_fits_its_tokenizer_once_before_the_first_update(trained, tmp_path, monkeypatch):
-    """And a resumed one, in which nothing is fitted, has the same."""
+    """A resumed training keeps the fitted tokenizer."""
     first = trainer("beit", tmp_path, monitor=lambda export, progress: first.stop() or {}, monitor_every=1)
     random = first.method.tokenizer.centres.clone()
     assert first.train() == "stopped"
@@ -209,9 +209,8 @@ def test_a_training_fits_its_tokenizer_once_before_the_first_update(trained, tmp
     assert second.train() == "finished" and torch.equal(second.method.tokenizer.centres, fitted)
 
 
-def test_every_export_says_which_tokenizer_made_its_targets(trained):
-    """And `bench inspect` shows it."""
-    said = "k-means of 64 codes among patches of the training images; not the paper's"
+def test_every_export_names_its_tokenizer(trained):
+    label = "k-means of 64 codes among patches of the training images; not the paper's"
     for folder in ("start", "export"):
         export = ViTExport.load(trained.run.out / folder)
-        assert export.facts["tokenizer"] == said and f"  tokenizer    {said}" in list(export_lines(export))
+        assert export.facts["tokenizer"] == label and f"  tokenizer    {label}" in list(export_lines(export))

@@ -1,4 +1,4 @@
-"""A training killed at any moment, and then continued, ends like one that nothing interrupted: bit for bit."""
+"""A training that was killed at any moment and resumed equals an uninterrupted one bit for bit."""
 
 import contextlib
 import io
@@ -17,11 +17,11 @@ from engine.training.states import WRITING, states
 
 pytestmark = pytest.mark.slow
 
-KILLS = {"mae": 12, "moca": 3}  # MOCA has a codebook, its mu and a teacher beside the weights
+KILLS = {"mae": 12, "moca": 3}  # MOCA's state also has a codebook, its mu and a teacher
 EPOCHS = {"mae": 27, "moca": 9}
 
 
-def training(name: str, out: Path):
+def resumable(name: str, out: Path):
     return trainer(name, out, recipe={"epochs": EPOCHS[name]}, save_minutes=0.0, resume=True)
 
 
@@ -32,16 +32,16 @@ def steps(name: str) -> int:
 def run(name: str, out: Path) -> None:
     """Save after nearly every update."""
     interruptions.SAVE_SHARE = 1.0
-    training(name, out).train()
+    resumable(name, out).train()
 
 
 def newest_step(out: Path) -> int:
-    found = states(out / "states")
-    return int(found[0].name.split("-")[1]) if found else 0
+    saved_states = states(out / "states")
+    return int(saved_states[0].name.split("-")[1]) if saved_states else 0
 
 
-def killed_once(name: str, out: Path, randomness: random.Random, while_saving: bool) -> bool:
-    """Kill a training a few saved updates after it began, in the middle of saving where asked for. Whether it was."""
+def kill_once(name: str, out: Path, randomness: random.Random, while_saving: bool) -> bool:
+    """Kill a training after a few saved updates; returns whether it was killed while writing a state."""
     process, goal = started(run, name, out), newest_step(out) + randomness.randint(1, 5)
     while newest_step(out) < goal and process.is_alive():
         time.sleep(0.001)
@@ -59,39 +59,41 @@ def lines_of(out: Path) -> list[dict]:
 
 
 @pytest.fixture(scope="module", params=["moca", pytest.param("mae", marks=pytest.mark.exhaustive)])
-def quiet(request, tmp_path_factory):
-    training_ = training(request.param, tmp_path_factory.mktemp("quiet"))
-    assert training_.train() == "finished"
-    return training_
+def uninterrupted(request, tmp_path_factory):
+    training = resumable(request.param, tmp_path_factory.mktemp("uninterrupted"))
+    assert training.train() == "finished"
+    return training
 
 
 @pytest.fixture(scope="module")
-def survivor(quiet, tmp_path_factory):
-    name, out, randomness = quiet.name, tmp_path_factory.mktemp("killed"), random.Random(0)
-    torn = [killed_once(name, out, randomness, while_saving=number % 2 == 0) for number in range(KILLS[name])]
-    assert any(torn), "no kill hit a state while it was written"
+def killed(uninterrupted, tmp_path_factory):
+    name, out, randomness = uninterrupted.name, tmp_path_factory.mktemp("killed"), random.Random(0)
+    killed_while_saving = [
+        kill_once(name, out, randomness, while_saving=number % 2 == 0) for number in range(KILLS[name])
+    ]
+    assert any(killed_while_saving), "no kill happened while a state was written"
     assert 0 < newest_step(out) < steps(name)
-    last, before, printed = training(name, out), newest_step(out), io.StringIO()
-    with pytest.MonkeyPatch.context() as changed, contextlib.redirect_stderr(printed):
-        changed.setattr("engine.progress.SILENT_FOR", 0.0)
-        assert last.train() == "finished"
-    images, now = steps(name) * BATCH, (steps(name) - before) * BATCH
-    assert f"{images} of {images} images, {now} of them now, in " in printed.getvalue()
-    return last
+    resumed, resumed_at, printed = resumable(name, out), newest_step(out), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(printed):
+        patch.setattr("engine.progress.SILENT_FOR", 0.0)
+        assert resumed.train() == "finished"
+    images, resumed_images = steps(name) * BATCH, (steps(name) - resumed_at) * BATCH
+    assert f"{images} of {images} images, {resumed_images} of them now, in " in printed.getvalue()
+    return resumed
 
 
-def test_kills_change_nothing(quiet, survivor):
-    assert same(quiet.state().tensors, survivor.state().tensors)
-    assert quiet.state().facts == survivor.state().facts
-    left = survivor.run.out / "states"
-    assert not list(left.glob(f"{WRITING}*")) and len(states(left)) == 2
+def test_a_killed_training_equals_an_uninterrupted_one(uninterrupted, killed):
+    assert same(uninterrupted.state().tensors, killed.state().tensors)
+    assert uninterrupted.state().facts == killed.state().facts
+    folder = killed.run.out / "states"
+    assert not list(folder.glob(f"{WRITING}*")) and len(states(folder)) == 2
 
 
-def test_the_log_has_every_update_once(quiet, survivor):
+def test_the_log_has_every_update_once(uninterrupted, killed):
     means = []
-    for lines in (lines_of(quiet.run.out), lines_of(survivor.run.out)):
-        done = [line["step"] for line in lines]
-        assert done == sorted(set(done)) and done[-1] == steps(quiet.name)
-        assert [line["updates"] for line in lines] == [after - before for before, after in pairwise([0, *done])]
-        means.append(sum(line["loss"] * line["updates"] for line in lines) / done[-1])
+    for lines in (lines_of(uninterrupted.run.out), lines_of(killed.run.out)):
+        logged_steps = [line["step"] for line in lines]
+        assert logged_steps == sorted(set(logged_steps)) and logged_steps[-1] == steps(uninterrupted.name)
+        assert [line["updates"] for line in lines] == [after - before for before, after in pairwise([0, *logged_steps])]
+        means.append(sum(line["loss"] * line["updates"] for line in lines) / logged_steps[-1])
     assert means[0] == pytest.approx(means[1], rel=1e-12)

@@ -1,4 +1,4 @@
-"""A small DINO, and methods built on it, with weights at which everything matters: for tests beside the recording."""
+"""A small recipe for DINO and methods based on it, and training states with large random weights."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ TEACHER = dict(teacher_momentum=0.9, teacher_temperature=0.07, teacher_temperatu
 
 
 def recipe(settings: type[DistillationSettings], **changes) -> Recipe:
-    """A short training with settings of this type."""
+    """A recipe of a short training with settings of this type."""
     return Recipe(
         source="ours",
         spec=SPEC,
@@ -32,14 +32,14 @@ def recipe(settings: type[DistillationSettings], **changes) -> Recipe:
     )
 
 
-def prepared(method: type[SelfDistillation], chosen: Recipe) -> Updates:
-    """The method with weights of the order of one, and a teacher that is not the student."""
+def random_updates(method: type[SelfDistillation], recipe: Recipe) -> Updates:
+    """Updates of a method with weights of the order of one, whose teacher differs from its student."""
     torch.manual_seed(0)
-    built = method(chosen.spec, chosen.settings).double()
+    instance = method(recipe.spec, recipe.settings).double()
     with torch.no_grad():
-        for network in (built.student, built.teacher):
+        for network in (instance.student, instance.teacher):
             for parameter in network.parameters():
                 if parameter.ndim > 1:
                     parameter.add_(torch.randn_like(parameter), alpha=0.2)
-        built.centre.center.normal_(std=0.1)
-    return Updates(built, chosen)
+        instance.centre.center.normal_(std=0.1)
+    return Updates(instance, recipe)

@@ -1,4 +1,4 @@
-"""Small encoders, pictures and their views, for tests of methods."""
+"""A small encoder, pictures, their views and exports, for tests of methods."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,12 +25,12 @@ def picture(seed: int, width: int = 48, height: int = 48) -> Image.Image:
 def views_of(
     method: Method, count: int = 6, dtype: torch.dtype = torch.float64, picture: Callable[[int], Image.Image] = picture
 ) -> dict[str, Tensor]:
-    """A batch of views, of `count` pictures."""
-    make, found = method.views(), []
+    """A batch of views of `count` pictures."""
+    make, views = method.views(), []
     for seed in range(count):
         with seeded(AUGMENT, seed):
-            found.append({name: tensor.to(dtype) for name, tensor in make(picture(seed)).items()})
-    return default_collate(found)
+            views.append({name: tensor.to(dtype) for name, tensor in make(picture(seed)).items()})
+    return default_collate(views)
 
 
 def progress(step: int = 0, part: int = 0, parts: int = 1) -> TrainProgress:
@@ -38,5 +38,5 @@ def progress(step: int = 0, part: int = 0, parts: int = 1) -> TrainProgress:
 
 
 def exported(method: Method, encoder: Encoder) -> ViTExport:
-    made = ViTExport.from_vit(encoder.vit, method.preparation)
-    return ViTExport.make(made.spec, made.preparation, made.tensors, {**made.extra, **encoder.extra})
+    export = ViTExport.from_vit(encoder.vit, method.preparation)
+    return ViTExport.make(export.spec, export.preparation, export.tensors, {**export.extra, **encoder.extra})
