@@ -345,7 +345,7 @@ def cost_rows(leaderboard: Leaderboard) -> list[tuple[str, ...]]:
     for checkpoint, name in leaderboard.names.items():
         cost = checkpoint.training_cost
         if cost != TrainingCost():
-            numbers = [getattr(cost, unit) for unit in COST_UNITS]
+            numbers = [getattr(cost, quantity) for quantity in COST_UNITS]
             rows.append((name, *("" if number is None else f"{number:.4g}" for number in numbers), cost.devices))
     return [("checkpoint", *COST_UNITS.values(), "devices"), *rows] if rows else []
 

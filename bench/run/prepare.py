@@ -142,6 +142,7 @@ def prepare(
 
 
 def _chosen_protocols(options: EvaluationOptions, world: World, variations: Variations) -> list[ChosenProtocol]:
+    """The protocols of --suite with the changes of --set, once for each variation; warns of broken task files."""
     known = catalogue(suite=options.suite)
     if world.is_rank0:
         warn_of(known.broken)
@@ -345,6 +346,7 @@ def open_data(name: str, url: str, space: Workspace) -> DataUsed:
 
 
 def _job(out: Path, space: Workspace, checkpoint: LoadedCheckpoint, data: DataUsed, chosen: ChosenProtocol) -> Job:
+    """The job of a checkpoint, an image set and a protocol, with what is known before it runs."""
     settings = settings_of(chosen.task)
     protocol = ProtocolUsed(
         name=chosen.name,

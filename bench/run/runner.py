@@ -179,11 +179,12 @@ def common_outcome(job: Job, outcome: Outcome | Exception, world: World) -> Outc
     stay out of step for good, so RuntimeError ends the run.
     """
     error = outcome if isinstance(outcome, Exception) else None
-    own = (str(job.path), "ended", in_one_line(error) if error else None)
-    everywhere = world.gather_objects(own)
-    if any(not isinstance(entry, tuple) or entry[:2] != own[:2] for entry in everywhere):
+    # A process that is still inside the task contributes one of the task's objects, which is not such a tuple.
+    ending = (str(job.path), "ended", in_one_line(error) if error else None)
+    endings = world.gather_objects(ending)
+    if any(not isinstance(other, tuple) or other[:2] != ending[:2] for other in endings):
         raise RuntimeError(f"{job.title}: the processes are out of step") from error
-    messages = [message for *_, message in everywhere if message]
+    messages = [message for *_, message in endings if message]
     return RuntimeError(f"in another process: {messages[0]}") if messages and error is None else outcome
 
 
@@ -296,8 +297,9 @@ def _say_ending(out: Path, tally: Tally) -> None:
 
 
 def _rewrite_leaderboard(out: Path, jobs: Sequence[Job], show: bool) -> None:
-    leaderboard, of_run = write_leaderboard(out), {job.path for job in jobs}
-    results = [stored.result for stored in leaderboard.results if stored.path in of_run]
+    """Write the leaderboard of the whole folder; if `show`, print its tables that have results of these jobs."""
+    leaderboard, paths = write_leaderboard(out), {job.path for job in jobs}
+    results = [stored.result for stored in leaderboard.results if stored.path in paths]
     groups = {result.group for result in results if result.status == "ok"}
     if show:
         say("", *to_terminal(leaderboard, get_terminal_size().columns, groups).split("\n"), "")
@@ -307,13 +309,13 @@ def _run_checkpoint(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs
     """Run all jobs of one checkpoint."""
     space, world = preparation.space, preparation.space.world
     export = preparation.exports.pop(checkpoint.used.key, None)  # if this process has loaded it already
-    say_once = say if world.is_rank0 else lambda *lines: None
-    say_once(checkpoint_title(checkpoint))
+    say_on_rank0 = say if world.is_rank0 else lambda *lines: None
+    say_on_rank0(checkpoint_title(checkpoint))
     if checkpoint.used.assumed:
-        say_once(f"  assumed: {checkpoint.used.assumed}")
+        say_on_rank0(f"  assumed: {checkpoint.used.assumed}")
     number = {job.path: f"[{count}/{len(jobs)}]" for count, job in enumerate(jobs, start=1)}
     done = [job for job in jobs if job.state == "done"]
-    say_once(*(f"  {number[job.path]} {job.title}: exists, skipped" for job in done))
+    say_on_rank0(*(f"  {number[job.path]} {job.title}: exists, skipped" for job in done))
     tally.skipped += len(done)
     todo = [job for job in jobs if job.state != "done"]
     if not todo:
@@ -321,34 +323,44 @@ def _run_checkpoint(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs
     export = world.on_all_ranks(lambda: export or _loaded(checkpoint))
     features = _features_of(export, todo, space)
     if not export.spec.has_class_token:
-        say_once("  it has no class token: protocols that read it read avg, the mean of the patches, instead")
+        say_on_rank0("  it has no class token: protocols that read it read avg, the mean of the patches, instead")
     for group in grouped(todo, export, space):
         if not space.reread and world.on_rank0(partial(_made_meanwhile, group, space.skip_bad)):
-            say_once(*(f"  {number[job.path]} {job.title}: made by another run meanwhile, skipped" for job in group))
+            meanwhile = "made by another run meanwhile, skipped"
+            say_on_rank0(*(f"  {number[job.path]} {job.title}: {meanwhile}" for job in group))
             tally.skipped += len(group)
             continue
-        say_once(*(f"  {number[job.path]} {job.title} ..." for job in group))
-        own_space = replace(group[0].workspace(space), wanted=features)
-        for job, outcome, seconds in run_together(group, export, own_space):
+        say_on_rank0(*(f"  {number[job.path]} {job.title} ..." for job in group))
+        group_space = replace(group[0].workspace(space), wanted=features)
+        for job, outcome, seconds in run_together(group, export, group_space):
             outcome = common_outcome(job, outcome, world)
-            error = outcome if isinstance(outcome, Exception) else None
             if world.is_rank0:
-                result = result_of(job, checkpoint, space, outcome, seconds)
-                arrays = {} if isinstance(outcome, Exception) else arrays_of(outcome)
-                log = text_of([*traceback_of(error), ""]) if error else ""
-                earlier_is_kept = record(job.path, result, arrays, log) == failure_path(job.path)
+                result, kept = _record_outcome(job, checkpoint, space, outcome, seconds)
                 name = f"{job.title}: " if len(group) > 1 else ""
-                kept = "; the earlier result is kept" if earlier_is_kept else ""
                 say(f"  {number[job.path]} {name}{result_line(result)}{kept}")
                 digests = [export.digest, *filter(None, [export.facts.get("source_sha256")])]  # of published weights
                 say(*(f"    {line}" for line in against_published(result, digests, branch_of(export))))
-            tally.done += error is None
-            if error:
-                tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(error)}")
-                tally.errors.append(error)
+            if isinstance(outcome, Exception):
+                tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(outcome)}")
+                tally.errors.append(outcome)
+            else:
+                tally.done += 1
+
+
+def _record_outcome(
+    job: Job, checkpoint: LoadedCheckpoint, space: Workspace, outcome: Outcome | Exception, seconds: float
+) -> tuple[Result, str]:
+    """Write the result of a job. Returns it, and a note if it failed and an earlier good result was kept."""
+    result = result_of(job, checkpoint, space, outcome, seconds)
+    if isinstance(outcome, Exception):
+        path = record(job.path, result, {}, log=text_of([*traceback_of(outcome), ""]))
+    else:
+        path = record(job.path, result, arrays_of(outcome))
+    return result, "; the earlier result is kept" if path == failure_path(job.path) else ""
 
 
 def _made_meanwhile(jobs: Sequence[Job], skip_bad: bool) -> bool:
+    """Whether all jobs have results by now, which another run wrote since the preparation."""
     return all(job_state(job.path, job.data, skip_bad) == "done" for job in jobs)
 
 

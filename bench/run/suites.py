@@ -89,13 +89,14 @@ def catalogue(kinds: Sequence[str] = KINDS, suite: str = "") -> Catalogue:
             broken[extension] = in_one_line(error)
             continue
         protocols |= added
-        for suite, names in files_suites.items():
-            suites[suite] = suites.get(suite, ()) + tuple(names)
+        for name, members in files_suites.items():
+            suites[name] = suites.get(name, ()) + tuple(members)
     ordered = dict(sorted(protocols.items(), key=lambda item: item[1].task.COST))
     return Catalogue(protocols=ordered, suites=suites, broken=broken)
 
 
 def _protocols(extension: Extension, module: ModuleType) -> dict[str, ChosenProtocol]:
+    """The protocols that a task file defines, by name. ValueError for one that cannot be run."""
     for name, value in module.PROTOCOLS.items():
         if not isinstance(value, Protocol) or not isinstance(value.task, Task):
             raise ValueError(f"the task of its protocol {name!r} is not an engine.tasks.Task; derive it from Task")
