@@ -13,7 +13,7 @@ from typing import Literal, get_args, get_origin
 
 from bench.cli.output import table
 from bench.cli.settings import alternatives, meanings, setting_text, types_of
-from bench.pretraining.recipes import costs, names_by_path, values_by_path
+from bench.pretraining.recipes import names_by_path, recipe_summary, values_by_path
 from bench.run.suites import Catalogue, ChosenProtocol, catalogue
 from downstream.data.scenes import TINY, served_layouts
 from engine.extensions import Extension, extensions, load_extension, warn_of
@@ -102,7 +102,9 @@ def _method(extension: Extension) -> Iterator[str]:
     yield from _docstring(extension)
     yield from _plugin(extension.plugin)
     yield "  recipes:"
-    yield from table([(name, f"{costs(recipe)}; {recipe.source}") for name, recipe in recipes.items()], indent=4)
+    yield from table(
+        [(name, f"{recipe_summary(recipe)}; {recipe.source}") for name, recipe in recipes.items()], indent=4
+    )
     yield "  settings, changed by --set NAME=VALUE:"
     by_recipe = {name: _values(recipe) for name, recipe in recipes.items()}
     names = dict.fromkeys(name for values in by_recipe.values() for name in values)

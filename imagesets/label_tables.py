@@ -354,8 +354,8 @@ def _is_indicator(values: Sequence[Any]) -> bool:
 
 def _shown_classes(columns: Columns, names: Sequence[str]) -> list[list[str]]:
     """For each row, the `names` of the columns with a 1."""
-    shown = np.array([[str(value).removesuffix(".0") in ("1", "True") for value in columns[name]] for name in names])
-    return [[name for name, is_shown in zip(names, row, strict=True) if is_shown] for row in shown.T]
+    has_one = np.array([[str(value).removesuffix(".0") in ("1", "True") for value in columns[name]] for name in names])
+    return [[name for name, is_one in zip(names, row, strict=True) if is_one] for row in has_one.T]
 
 
 def _path_in(value: Any, place: str) -> str:

@@ -26,7 +26,7 @@ from mkdocs.structure.pages import Page
 from bench.about import choices_of
 from bench.cli.settings import meanings, setting_text
 from bench.leaderboards.tables import Leaderboard, cell_text, leaderboard_of
-from bench.pretraining.recipes import costs
+from bench.pretraining.recipes import recipe_summary
 from bench.published.values import LOG, published_values
 from bench.reporting.drawing import svg_of
 from bench.reporting.figures import training_figure
@@ -93,7 +93,7 @@ def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
         papers = [f"Paper: {paper_link(bibtex_entries()[paper][0])}\n" for paper in cited([key])]
         lines = [f"# {key}\n\n{docstring_in(module)}\n", *papers]
         lines.append(f"`bench list {key}` shows all values; {SETTINGS}.\n")
-        rows = ((f"`{name}`", costs(recipe), recipe.source) for name, recipe in module.RECIPES.items())
+        rows = ((f"`{name}`", recipe_summary(recipe), recipe.source) for name, recipe in module.RECIPES.items())
         lines += markdown_rows(("recipe", "what it takes", "source"), rows)
         trained = [used for used in board.rows if used.method == key]
         if trained:

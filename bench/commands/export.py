@@ -29,7 +29,7 @@ def run(options: Options) -> int:
     """0: the exports are written and, read back, reproduce their fingerprints."""
     from bench.cli.names import check_new_export
     from bench.cli.output import epochs_of
-    from bench.pretraining.run import evaluation
+    from bench.pretraining.run import evaluation_command
     from checkpoints.export import ViTExport
     from pretrain.loop.exporting import exports_in, finished_export, is_run
 
@@ -49,5 +49,5 @@ def run(options: Options) -> int:
             raise ValueError(f"{out / name}: differs when read back: {problems[0]}; is the disk faulty?")
         say(f"written and verified: {out / name} ({export.facts['branch']})")
     name, export = exports[0]
-    say(evaluation(out / name, export.facts["data"]))
+    say(evaluation_command(out / name, export.facts["data"]))
     return 0

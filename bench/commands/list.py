@@ -100,7 +100,7 @@ def _list_protocols(kind: str | None) -> int:
 
 def _list_recipes(kind: str | None) -> int:
     from bench.cli.output import in_one_line
-    from bench.pretraining.recipes import costs
+    from bench.pretraining.recipes import recipe_summary
     from engine.extensions import load_extension
 
     if kind and kind not in SECTIONS:
@@ -114,6 +114,8 @@ def _list_recipes(kind: str | None) -> int:
             say(f"bench: warning: method {method!r} is left out: {in_one_line(error)}", errors=True)
             continue
         say(f"{method}  {one_line(path)}".rstrip())
-        rows = [row for name, recipe in recipes.items() for row in ((name, costs(recipe)), ("", recipe.source))]
+        rows = [
+            row for name, recipe in recipes.items() for row in ((name, recipe_summary(recipe)), ("", recipe.source))
+        ]
         say(*table(rows, indent=2))
     return 0

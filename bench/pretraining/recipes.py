@@ -53,11 +53,11 @@ def choose_recipe(method: str, name: str | None, texts: Sequence[str]) -> Chosen
         )
         raise ValueError(f"{problem}{did_you_mean(name or '', list(module.RECIPES))}")
     recipe = module.RECIPES[name]
-    changed = changed_recipe(recipe, texts, method)
-    before, after = values_by_path(recipe), values_by_path(changed)
-    names = names_by_path(changed)
+    new_recipe = changed_recipe(recipe, texts, method)
+    before, after = values_by_path(recipe), values_by_path(new_recipe)
+    names = names_by_path(new_recipe)
     changes = {names[path]: value for path, value in after.items() if path not in before or value != before[path]}
-    return ChosenRecipe(method=method, module=module, name=name, recipe=changed, changes=changes)
+    return ChosenRecipe(method=method, module=module, name=name, recipe=new_recipe, changes=changes)
 
 
 def check_method_file(method: str, module: ModuleType) -> None:
@@ -73,7 +73,7 @@ def check_method_file(method: str, module: ModuleType) -> None:
             raise ValueError(f"method {method!r}: its RECIPES[{name!r}] is {recipe!r}, not a pretrain.recipe.Recipe")
 
 
-def costs(recipe: Recipe) -> str:
+def recipe_summary(recipe: Recipe) -> str:
     """A recipe in numbers: `ViT-B/16 at 224 px, 800 epochs, batch 4096, peak learning rate 0.0024`."""
     spec = recipe.spec
     return (

@@ -391,10 +391,10 @@ def _say_ending(finished: bool, trainer: Trainer) -> None:
     labelled = run.monitor.space.data if isinstance(run.monitor, OnlineKnn) else trainer.images.url
     export = run.out / "export"
     say(f"finished after {progress.steps} updates; the encoder is in {shlex.quote(str(export))}")
-    say(evaluation(export, labelled))
+    say(evaluation_command(export, labelled))
 
 
-def evaluation(export: Path, url: str) -> str:
+def evaluation_command(export: Path, url: str) -> str:
     """The command that evaluates an export, on the images of its training if these have labels."""
     data = "NAME=folder:PATH" if url.startswith("images:") else shlex.quote(example(url))
     return f"evaluate it: bench run --checkpoint {shlex.quote(str(export))} --suite frozen --data {data} --out results"

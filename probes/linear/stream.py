@@ -159,7 +159,7 @@ class FeatureStream:
 
         def extract(chunk: DecodedBatch, span: range) -> None:
             pixels = chunk.pixels.to(device, non_blocking=True)
-            crops = pixels.view(len(span), -1, *pixels.shape[-3:]).unbind(1)  # R times (B, 3, H, W)
+            crops = pixels.view(len(span), -1, *pixels.shape[-3:]).unbind(1)  # R tensors (B, 3, H, W)
             features = []
             for extractor, crop in zip(extractors, crops, strict=True):
                 by_kind = extractor(chunk._replace(pixels=crop.contiguous()), span)
@@ -181,7 +181,7 @@ class FeatureStream:
     ) -> Generator[int]:
         """A generator that reads shards ahead in the background, those of one more round at each `next`.
 
-        Yields nothing for images that are not in shards, and only the first process of a machine reads.
+        Empty without a window of shards, and in every process but the first of a machine, which reads for the others.
 
         Args:
             shard_parts: What `windowed` returned for all images of the epoch.
@@ -190,7 +190,7 @@ class FeatureStream:
         """
         images, world = self.image_set.images, self.space.world
         if not (shard_parts and world.is_first_on_machine):
-            return (position for position in range(0))
+            return (step for step in range(0))
         assert isinstance(images, StoredImages)
         positions = [spans[min(spans)].start]  # of the first image, and then of the last one of each round
         for chunks_by_rank in rounds_of(spans, world):

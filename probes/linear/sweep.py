@@ -35,9 +35,8 @@ from probes.linear.train_transform import Augmentation
 
 # A training step of heads on features (B, D) of every readout and labels (B,).
 StepHeads = Callable[[Any, Mapping[str, Tensor], Tensor, TrainProgress], object]
-CountHits = Callable[
-    [Any], Tensor
-]  # heads -> for each own head, how many selection images it classifies correctly (h,)
+# For heads, how many selection images each own head classifies correctly (h,).
+CountHits = Callable[[Any], Tensor]
 
 
 @dataclass(kw_only=True)

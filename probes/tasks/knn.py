@@ -95,12 +95,13 @@ def vote(
     hits = {(k, t): TopHits(*np.zeros((2, len(labels)), bool)) for k in ks for t in temperatures}
 
     def count_block(rows: slice) -> None:
+        # "Own" is what concerns the query's own class. A query is a hit if few classes are ahead of this one.
         own_labels = labels[rows]
         relative = _relative_similarities(similarities[rows])
         votes = _deciding_votes(relative, neighbour_labels[rows], own_labels, temperatures)
         queries, classes = votes.queries, votes.classes
         wins_ties, is_own = classes < own_labels[queries], classes == own_labels[queries]
-        own_candidates = np.full(len(own_labels), len(queries))  # an index past the last candidate if there is none
+        own_candidates = np.full(len(own_labels), len(queries))  # of each query; past the last candidate if it has none
         own_candidates[queries[is_own]] = np.flatnonzero(is_own)
         weights_by_temperature = [_weights(relative.ravel()[votes.places], t) for t in temperatures]
         for k in ks:

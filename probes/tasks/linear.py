@@ -109,8 +109,9 @@ class Linear(HeadSettings, SweepTask):
         return replace(self, readouts=tuple(dict.fromkeys(used.values())), layers="last"), used
 
     def probe(self, export: FrozenExport, space: Workspace) -> Probe:
-        wanted = {**self.features(export, space), **space.wanted} if self.layers == "all" else space.wanted
-        return super().probe(export, replace(space, wanted=wanted))
+        if self.layers == "all":  # extract the features of all blocks in the pass for the last one
+            space = replace(space, wanted={**self.features(export, space), **space.wanted})
+        return super().probe(export, space)
 
     def with_further_evaluations(self, outcome: Outcome, probe: Probe, sweep: Sweep) -> Outcome:
         by_block = {}

@@ -80,10 +80,10 @@ class Masks(Validated):
         panels = []
         for network in ("student", "teacher"):
             of_network = [input_panel(view, preparation) for view in inputs if view.network == network]
-            shown = of_network[: self.views]
-            if left_out := len(of_network) - len(shown):
-                shown[-1] = replace(shown[-1], caption=f"{left_out} more are not shown")
-            panels += shown
+            first_panels = of_network[: self.views]
+            if left_out := len(of_network) - len(first_panels):
+                first_panels[-1] = replace(first_panels[-1], caption=f"{left_out} more are not shown")
+            panels += first_panels
         return panels
 
 

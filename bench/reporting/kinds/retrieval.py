@@ -86,13 +86,13 @@ class Retrieval(Validated):
         gallery = np.concatenate([tokens[number] for number in others])
         image_of_row = np.concatenate([np.full(len(tokens[number]), number) for number in others])
         patch_of_row = np.concatenate([np.arange(len(tokens[number])) for number in others])
-        found = search(gallery, tokens[image][list(patches)], min(self.neighbours, len(gallery)), "torch")
+        near = search(gallery, tokens[image][list(patches)], min(self.neighbours, len(gallery)), "torch")
         return [
             [
                 Neighbour(int(image_of_row[row]), int(patch_of_row[row]), float(similarity))
                 for row, similarity in zip(rows, similarities, strict=True)
             ]
-            for rows, similarities in zip(found.indices, found.similarities, strict=True)
+            for rows, similarities in zip(near.indices, near.similarities, strict=True)
         ]
 
     def panel(self, image: NamedImage, grid: tuple[int, int], patch: int, point: Spot, caption: str = "") -> Panel:
