@@ -129,7 +129,7 @@ def trained_method(folder: Path) -> tuple[Method, State]:
         )
     method = method_of(identity, folder)
     try:
-        state.facts["step"], len(state.facts["unreadable"])
+        state.facts["step"], len(state.facts["unreadable"])  # raises an error if they are missing
         method.load_state_dict(state.tensors)
     except (KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"{folder}: its states do not fit {identity['method']} in this version") from error
@@ -141,8 +141,8 @@ def identity_in(folder: Path) -> dict[str, Any]:
     path = folder / RUN
     try:
         identity = json.loads(path.read_text(encoding="utf-8"))
-        facts_of(identity, 0)
-        identity["method"], identity["settings"]["spec"], identity["settings"]["settings"]
+        facts_of(identity, 0)  # raises an error if what it reads is missing
+        identity["method"], identity["settings"]["spec"], identity["settings"]["settings"]  # likewise
     except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise ValueError(f"{path} does not describe a training ({type(error).__name__}: {error})") from error
     return identity

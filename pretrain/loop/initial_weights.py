@@ -162,6 +162,7 @@ def _branches(reference: str) -> Iterator[tuple[str, ViTExport]]:
         return
     first = load(reference)
     yield str(first.facts.get("branch")), first
+    # An import records why it dropped tensors; for those of another branch, the reason is `branch NAME`.
     for reason in first.facts.get("dropped", {}) if first.facts.get("source_file") else ():
         if reason.startswith("branch "):
             branch = reason.removeprefix("branch ")

@@ -130,10 +130,11 @@ class Trainer:
             world=world,
             frozen_epochs=run.init.frozen_epochs if run.init else 0,
         )
-        self.step, self.asked_to_stop = 0, False
-        self.unreadable: dict[str, str] = {}
+        self.step = 0  # updates done
+        self.asked_to_stop = False  # whether this process got a signal
+        self.unreadable: dict[str, str] = {}  # index of an unreadable image, as text for JSON -> reason
         self.learning = Learning()
-        self.last_views: Mapping[str, Tensor] = {}
+        self.last_views: Mapping[str, Tensor] = {}  # of the last micro-batch of an epoch, for `assess`
         self.counted = False  # whether the log has the floating-point operations of an update
 
     @property

@@ -137,6 +137,14 @@ class MaskRounds:
         return torch.cat([unused[:, :count], predicted, unused[:, count:], visible], dim=1)
 
 
+def patchify(images: Tensor, patch: int) -> Tensor:
+    """Images (B, 3, h*p, w*p) -> patches (B, L, p*p*3), ordered by row in the patch, column and channel (MAE
+    models_mae.py:95-107). patch: p."""
+    batch, channels, height, width = images.shape
+    cells = images.reshape(batch, channels, height // patch, patch, width // patch, patch)
+    return cells.permute(0, 2, 4, 3, 5, 1).reshape(batch, -1, patch**2 * channels)
+
+
 def unpatchify(patches: Tensor, patch: int, grid: tuple[int, int]) -> Tensor:
     """Patches (B, L, p*p*3) -> images (B, 3, h*p, w*p), the inverse of `patchify`. patch: p. grid: h and w."""
     cells = patches.unflatten(1, grid).unflatten(3, (patch, patch, -1))
@@ -144,14 +152,6 @@ def unpatchify(patches: Tensor, patch: int, grid: tuple[int, int]) -> Tensor:
 
 
 EPS = 1e-6  # added to a patch's variance (MAE models_mae.py:207)
-
-
-def patchify(images: Tensor, patch: int) -> Tensor:
-    """Images (B, 3, h*p, w*p) -> patches (B, L, p*p*3), ordered by row in the patch, column and channel (MAE
-    models_mae.py:95-107). patch: p."""
-    batch, channels, height, width = images.shape
-    cells = images.reshape(batch, channels, height // patch, patch, width // patch, patch)
-    return cells.permute(0, 2, 4, 3, 5, 1).reshape(batch, -1, patch**2 * channels)
 
 
 def normalised(patches: Tensor) -> Tensor:
