@@ -172,6 +172,14 @@ def run_together(
             yield running.pop(index), outcome, seconds[index]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a job ended in one process."""
+
+    path: str  # of the job's result
+    message: str  # of the error; "" if it succeeded
+
+
 def common_outcome(job: Job, outcome: Outcome | Exception, world: World) -> Outcome | Exception:
     """The outcome of a job over all processes: an error if it failed in any of them.
 
@@ -179,12 +187,11 @@ def common_outcome(job: Job, outcome: Outcome | Exception, world: World) -> Outc
     stay out of step for good, so RuntimeError ends the run.
     """
     error = outcome if isinstance(outcome, Exception) else None
-    # A process that is still inside the task contributes one of the task's objects, which is not such a tuple.
-    ending = (str(job.path), "ended", in_one_line(error) if error else None)
-    endings = world.gather_objects(ending)
-    if any(not isinstance(other, tuple) or other[:2] != ending[:2] for other in endings):
-        raise RuntimeError(f"{job.title}: the processes are out of step") from error
-    messages = [message for *_, message in endings if message]
+    own = Ending(path=str(job.path), message=in_one_line(error) if error else "")
+    endings = world.gather_objects(own)  # of a process that is still inside the task, one of the task's own objects
+    if any(not isinstance(ending, Ending) or ending.path != own.path for ending in endings):
+        raise RuntimeError(f"{job.title}: the processes are out of step; run the same command again") from error
+    messages = [ending.message for ending in endings if ending.message]
     return RuntimeError(f"in another process: {messages[0]}") if messages and error is None else outcome
 
 
