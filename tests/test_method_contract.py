@@ -151,9 +151,9 @@ def double():
 
 
 @pytest.fixture(scope="module", params=METHODS)
-def quiet(request, tmp_path_factory):
+def undisturbed(request, tmp_path_factory):
     """A training that nothing interrupted and whose operations are not counted, of every method."""
-    training = trainer(request.param, tmp_path_factory.mktemp("quiet"))
+    training = trainer(request.param, tmp_path_factory.mktemp("undisturbed"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pretrain.loop.trainer.is_counted", lambda out: True)
         assert training.train() == "finished" and training.step == EPOCHS * IMAGES // BATCH
@@ -167,8 +167,8 @@ def test_the_file_defines_what_a_method_file_must(name):
 
 
 @pytest.mark.parametrize(("name", "key"), RECIPES)
-def test_a_recipe_builds_and_says_where_it_is_from(name, key):
-    """On no device at all, so that a ViT-L costs nothing. `--set` uses bare names, so no name may mean two things."""
+def test_a_recipe_builds_and_has_a_source(name, key):
+    """On the meta device, where a ViT-L needs no memory. `--set` uses bare names, so all names of settings differ."""
     module = load_extension("methods", name)
     recipe = module.RECIPES[key]
     with torch.device("meta"), skip_init():
@@ -204,22 +204,22 @@ def test_views_are_the_same_however_many_processes_make_them(name):
     recipe = small_recipe(name)
     views = updates(name, recipe).method.views()
     assert len(pickle.dumps(views)) < 10_000, "views hold the network"
-    found = []
+    views_by_workers = []
     for workers in (0, 2):
         torch.manual_seed(workers)
         parts = MicroBatches(image_set=digits(), views=views, plan=plan(), rank=0, steps=range(2, 5))
-        found.append([part.views for part in load_micro_batches(parts, workers, "cpu", skip_bad=False)])
-    assert all(same(first, second) for first, second in zip(*found, strict=True))
-    assert not same(found[0][0], found[0][1])
+        views_by_workers.append([part.views for part in load_micro_batches(parts, workers, "cpu", skip_bad=False)])
+    assert all(same(first, second) for first, second in zip(*views_by_workers, strict=True))
+    assert not same(views_by_workers[0][0], views_by_workers[0][1])
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_views_that_the_device_finishes_are_those_of_the_loader(name):
-    views, found = updates(name, small_recipe(name)).method.views(), []
-    for left in (False, True):
-        parts = MicroBatches(image_set=digits(), views=views, plan=plan(), rank=0, steps=range(2), unfinished=left)
-        found.append([part.views for part in load_micro_batches(parts, 0, "cpu", skip_bad=False)])
-    assert all(same(first, second) for first, second in zip(*found, strict=True))
+    views, views_by_place = updates(name, small_recipe(name)).method.views(), []
+    for on_device in (False, True):
+        parts = MicroBatches(image_set=digits(), views=views, plan=plan(), rank=0, steps=range(2), unfinished=on_device)
+        views_by_place.append([part.views for part in load_micro_batches(parts, 0, "cpu", skip_bad=False)])
+    assert all(same(first, second) for first, second in zip(*views_by_place, strict=True))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -251,32 +251,30 @@ def test_a_forward_pass_gives_a_loss_and_gradients_to_all_that_is_trained(name, 
     assert not any(torch.is_tensor(value) and value.requires_grad for value in logs.values())
     assert not {"loss", "grad_norm", "step", "updates"} & set(logs)
     loss.backward()
-    for where, parameter in method.named_parameters():
-        assert (parameter.grad is not None) == parameter.requires_grad, where
-        assert not (parameter.requires_grad and where.startswith(TEACHERS)), where
-        fixed = re.fullmatch(FIXED, where) or re.fullmatch(OWN_FIXED.get(name, ""), where)
-        assert parameter.requires_grad or where.startswith(TEACHERS) or fixed, where
+    for path, parameter in method.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, path
+        assert not (parameter.requires_grad and path.startswith(TEACHERS)), path
+        is_fixed = re.fullmatch(FIXED, path) or re.fullmatch(OWN_FIXED.get(name, ""), path)
+        assert parameter.requires_grad or path.startswith(TEACHERS) or is_fixed, path
     optimised = Counter(id(p) for group in method.groups() for p in group.parameters.values())
     assert optimised == Counter({id(p): 1 for p in method.parameters() if p.requires_grad})
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_trivial_loss_is_named_as_its_log_and_asking_changes_nothing(name):
-    """A forward pass between, so that whatever it would leave behind is there."""
+def test_baseline_losses_are_named_as_logged_losses_and_computing_them_changes_nothing(name):
+    """After a forward pass, so that what a method may keep of one is there."""
     method = updates(name, small_recipe(name)).method
     (views,) = batches(method, plan())
     loss, logs, _ = forward_pass(method, views, progress(plan()))
-    before = {where: value.clone() for where, value in method.state_dict().items()}
+    before = {path: value.clone() for path, value in method.state_dict().items()}
     modes, random = [module.training for module in method.modules()], torch.random.get_rng_state()
-    found = Learning(means={name: value.item() for name, value in {"loss": loss, **logs}.items()})
-    measured = found.assess(method, small_recipe(name), views, progress(plan()), "float32")
+    learning = Learning(means={name: value.item() for name, value in {"loss": loss, **logs}.items()})
+    measured = learning.assess(method, small_recipe(name), views, progress(plan()), "float32")
     assert torch.equal(torch.random.get_rng_state(), random) and same(method.state_dict(), before)
     assert [module.training for module in method.modules()] == modes
-    trivial = {name.removeprefix("trivial_"): value for name, value in measured.items() if name.startswith("trivial_")}
-    assert trivial or type(method).baseline_loss is Method.baseline_loss, (
-        "a method that says none leaves the function out"
-    )
-    assert trivial.keys() <= found.means.keys() and all(0 < value < math.inf for value in trivial.values())
+    baselines = {key.removeprefix("trivial_"): value for key, value in measured.items() if key.startswith("trivial_")}
+    assert baselines or type(method).baseline_loss is Method.baseline_loss, "it is empty: leave baseline_loss out"
+    assert baselines.keys() <= learning.means.keys() and all(0 < value < math.inf for value in baselines.values())
     assert 0 < measured["feature_spread"] <= 1 <= measured["feature_rank"] < BATCH
 
 
@@ -285,7 +283,7 @@ def test_a_trivial_loss_is_named_as_its_log_and_asking_changes_nothing(name):
     [case for case in CASES if case.id in {*METHODS, "dino 0", "ibot 0", "mst 0"}],
 )
 def test_parts_of_a_batch_add_up_to_it(name, changes, double):
-    """As many updates; and the same numbers, where an image's loss does not depend on the others beside it."""
+    """Two micro-batches make one update; it is the same, up to rounding, if an image's loss depends on it alone."""
     recipe, ends = case_recipe(name, changes), []
     for parts in (1, 2):
         training = updates(name, recipe)
@@ -296,13 +294,13 @@ def test_parts_of_a_batch_add_up_to_it(name, changes, double):
     norms = [module for module in training.method.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     assert training.method.batch_statistics or not norms, "batch norms are statistics of a batch"
     if not training.method.batch_statistics:
-        for where, whole in ends[0].items():
-            assert torch.allclose(ends[1][where].double(), whole.double(), rtol=1e-6, atol=1e-9), where
+        for path, value in ends[0].items():
+            assert torch.allclose(ends[1][path].double(), value.double(), rtol=1e-6, atol=1e-9), path
 
 
 @pytest.mark.parametrize(("name", "changes"), CASES)
 def test_updates_lower_the_loss_of_their_batch(name, changes):
-    """By small steps, and as long as what is to be predicted stays: a teacher and its centre move after the update."""
+    """With a low learning rate and fixed targets: the hook that moves teacher and centre is switched off."""
     training = updates(name, case_recipe(name, changes, lr=1e-4, schedule=Constant()))
     training.method.after_update = lambda progress: None
     views = batches(training.method, plan())
@@ -315,35 +313,39 @@ def digests(exports) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_resumed_training_equals_an_uninterrupted_one(quiet, tmp_path):
+def test_a_resumed_training_equals_an_uninterrupted_one(undisturbed, tmp_path):
     """Weights, teachers, buffers and the optimiser, to the last bit. Stopped in the middle of the second epoch.
 
     The resumed one counts the operations of its first update, which changes nothing.
     """
-    first = trainer(quiet.name, tmp_path, monitor=lambda export, progress: first.stop() or {}, monitor_every=1)
+    first = trainer(undisturbed.name, tmp_path, monitor=lambda export, progress: first.stop() or {}, monitor_every=1)
     assert first.train() == "stopped" and first.step == IMAGES // BATCH + 1
     assert digests(exports_in(tmp_path)) == digests(first.exports()), "the state on disk is another training's"
     torch.manual_seed(1)
-    second = trainer(quiet.name, tmp_path, resume=True)
+    second = trainer(undisturbed.name, tmp_path, resume=True)
     assert second.train() == "finished"
-    assert same(quiet.state().tensors, second.state().tensors)
-    assert quiet.state().facts == second.state().facts
+    assert same(undisturbed.state().tensors, second.state().tensors)
+    assert undisturbed.state().facts == second.state().facts
     assert cost_of(tmp_path, second.identity())["gflop_per_image"] > 0
-    assert "gflop_per_image" not in cost_of(quiet.run.out, quiet.identity())
+    assert "gflop_per_image" not in cost_of(undisturbed.run.out, undisturbed.identity())
 
 
-def test_exports_are_proven(quiet):
-    """What verifies is evaluated like any other export: the contract of tasks."""
-    folders = [folder for folder in quiet.run.out.iterdir() if folder.name.startswith("export")]
-    assert {folder.name for folder in folders} == set(digests(quiet.exports()))
+def test_exports_verify(undisturbed):
+    """Every network is exported with its activations. That exports can be evaluated is the tasks' contract."""
+    folders = [folder for folder in undisturbed.run.out.iterdir() if folder.name.startswith("export")]
+    assert {folder.name for folder in folders} == set(digests(undisturbed.exports()))
     for folder in folders:
         export = ViTExport.load(folder)
-        assert export.verify() == [] and export.spec == quiet.recipe.spec and export.facts["method"] == quiet.name
+        assert (
+            export.verify() == []
+            and export.spec == undisturbed.recipe.spec
+            and export.facts["method"] == undisturbed.name
+        )
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_bfloat16_gives_nearly_the_same_loss(name):
-    """Not the same: then autocast would not have run. A cosine begins near 0, where only the difference counts."""
+    """An equal loss would mean that autocast did not run. `abs` is for losses of cosines, which begin near 0."""
     recipe, losses = small_recipe(name), []
     for precision in ("float32", "bfloat16"):
         training = updates(name, recipe, precision=precision)
@@ -353,14 +355,14 @@ def test_bfloat16_gives_nearly_the_same_loss(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_it_is_a_module_for_any_loop(name):
-    """`bench.method`: images in, loss out, the same as of the batch of their views; one update of plain PyTorch."""
+def test_a_method_trains_in_a_loop_of_plain_pytorch(name):
+    """`bench.method` takes images, or the views that `batch` makes of them, with the same loss; one update."""
     method = bench.method(name, "smoke", seed=3)
     images, labels = [digits().image(place) for place in range(6)], [0, 1, 2, 3, 4, 5] if method.needs_labels else None
     with seeded(AUGMENT, 0):
         views = method.batch(images, labels)
-    now = TrainProgress(step=0, steps_per_epoch=1, epochs=1)
-    method.before_forward(now)
+    first_update = TrainProgress(step=0, steps_per_epoch=1, epochs=1)
+    method.before_forward(first_update)
     if labels is None:
         method.eval()
         with seeded(AUGMENT, 0):
@@ -373,8 +375,8 @@ def test_it_is_a_module_for_any_loop(name):
     before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
     step = method(views)
     step.loss.backward()
-    method.observe(step.observed, now)
-    method.before_update(now)
+    method.observe(step.observed, first_update)
+    method.before_update(first_update)
     optimizer.step()
-    method.after_update(now)
+    method.after_update(first_update)
     assert not same(before, method.state_dict()) and torch.isfinite(step.loss)

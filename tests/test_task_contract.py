@@ -80,14 +80,14 @@ def written(folder: Path, shuffled: bool) -> str:
 
 
 def run(name: str, export: ViTExport, data: str, cache: Path, **options: Any) -> Outcome:
-    """The outcome, which `bench run` would save: it refuses the same ones with the same messages."""
+    """The outcome of a protocol, checked as in `bench run`."""
     return checked(PROTOCOLS[name].task.run(export, Workspace(cache=cache, data=data, **options)))
 
 
 def accuracies(outcome: Outcome) -> dict[str, float]:
-    """Those of classifiers; empty for a probe that is none."""
-    found = outcome.metrics.items()
-    return {name: metric.value for name, metric in found if name.startswith("top1") and not metric.deviation_of}
+    """The top-1 accuracies of an outcome by name; empty for a task that is no classifier."""
+    metrics = outcome.metrics.items()
+    return {name: metric.value for name, metric in metrics if name.startswith("top1") and not metric.deviation_of}
 
 
 @pytest.mark.parametrize("key", TASKS)
@@ -108,7 +108,7 @@ def test_a_changed_protocol_has_a_new_version():
     assert protocol_versions(own_tasks()) == read_record(ROOT)
 
 
-# Values that a task refuses alone, by the protocol whose other settings are kept.
+# Protocol -> field -> values that its task refuses whatever the other settings are.
 REFUSED: dict[str, dict[str, list]] = {
     "finetune@smoke": dict(lr=[0.0], layer_decay=[0.0], schedule=["cosine"], crop_scale=[0.0], holdout=[1.0])
     | dict(average=[1.0], policy=["augmix"], mixed_together=[0]),
@@ -156,16 +156,16 @@ def test_values_out_of_range(name, field):
 
 @pytest.mark.parametrize(("name", "changes", "words"), CONTRADICTIONS)
 def test_settings_that_contradict_each_other(name, changes, words):
-    told = refusal(name, **changes)
-    assert all(word in told for word in words), told
+    message = refusal(name, **changes)
+    assert all(word in message for word in words), message
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_every_setting_has_a_meaning(name):
     """The comment beside the field, or above it; `bench list` shows it."""
     task = PROTOCOLS[name].task
-    found = meanings(type(task))
-    lacking = [field.name for field in fields(task) if len(found.get(field.name, "")) <= 3]
+    comments = meanings(type(task))
+    lacking = [field.name for field in fields(task) if len(comments.get(field.name, "")) <= 3]
     assert not lacking, f"settings without a comment beside or above them: {', '.join(lacking)}"
 
 
@@ -205,8 +205,8 @@ def test_the_same_export_and_seed_give_the_same_numbers(solved, export, coloured
     before = ViTExport(spec=export.spec, preparation=export.preparation, tensors=export.tensors).digest
     second = run(name, export, coloured, tmp_path)
     assert dict(first.metrics) == dict(second.metrics)
-    again = ViTExport(spec=export.spec, preparation=export.preparation, tensors=export.tensors).digest
-    assert again == before, "the task changed the export's tensors"
+    after = ViTExport(spec=export.spec, preparation=export.preparation, tensors=export.tensors).digest
+    assert after == before, "the task changed the export's tensors"
 
 
 def test_numbers_are_finite_and_agree_with_their_arrays(solved):
@@ -226,7 +226,7 @@ def test_numbers_are_finite_and_agree_with_their_arrays(solved):
 
 @pytest.mark.parametrize("name", SMOKE)
 def test_an_unreadable_image_is_left_out_and_keeps_its_place(name, export, coloured, tmp_path):
-    """With --skip-bad: `per_image` and the weights of `resampled` are over all images; it has NaN in the former."""
+    """With --skip-bad, `per_image` has a value for every validation image, which is NaN for the unreadable one."""
     folder = Path(shutil.copytree(coloured.removeprefix("folder:"), tmp_path / "set"))
     data = f"folder:{folder}"
     broken = open_set(data, "val").path(7)
@@ -266,9 +266,10 @@ def test_separable_images_are_solved_by_a_classifier(solved):
 
 @pytest.mark.parametrize("name", SMOKE)
 def test_raw_pixels_are_evaluated_like_a_network(name, coloured, tmp_path):
-    """The floor of a leaderboard: an export without class token, blocks and weights, under every protocol."""
+    """An export of raw pixels has no class token, blocks or weights; every protocol evaluates it, as a baseline."""
     outcome = run(name, load("pixels:8"), coloured, tmp_path, limit=FEW)
-    assert max(accuracies(outcome).values(), default=100) > 70  # a row that is centred tells white from no other class
+    # Below 98, because pixels that are centred per image do not separate white from the other classes.
+    assert max(accuracies(outcome).values(), default=100) > 70
     reads_class = "cls" in str(settings_of(PROTOCOLS[name].task))
     assert ("read_instead" in outcome.facts) == reads_class
 
@@ -276,21 +277,21 @@ def test_raw_pixels_are_evaluated_like_a_network(name, coloured, tmp_path):
 @pytest.mark.parametrize("network", ["last", "vector"])
 @pytest.mark.parametrize("name", SMOKE)
 def test_a_network_of_the_users_own_is_evaluated_or_refused(name, network, coloured, tmp_path, monkeypatch):
-    """Frozen features are those of any network, patches or one vector; what trains one says so at once."""
+    """Tasks on frozen features evaluate any network, with patches or one vector; tasks that train one refuse it."""
     monkeypatch.syspath_prepend(str(tmp_path))
     write_networks(tmp_path)
     export, protocol = load_frozen(f"module:toynets:{network}"), PROTOCOLS[name]
     if name.startswith(("finetune", "semi", "robustness_finetune")):
-        asked = (
+        calls = (
             lambda: run(name, export, "none:", tmp_path),
             lambda: protocol.task.summary(export.spec, {}),
             lambda: protocol.task.check_network(export.spec),
         )
-        for ask in asked:
+        for call in calls:
             with pytest.raises(
                 ValueError, match=f"toynets:{network} is a frozen network of your own, and fine-tuning trains"
             ):
-                ask()
+                call()
         return
     protocol.task.check_network(export.spec)
     outcome = run(name, export, coloured, tmp_path / "cache", limit=FEW)
