@@ -49,7 +49,7 @@ class Records:
         *,
         quiet: bool = False,
     ) -> None:
-        self.path, self.quiet, self.board, self.wandb = folder / LOG, quiet, None, None
+        self.path, self.quiet, self.tensorboard, self.wandb = folder / LOG, quiet, None, None
         if quiet:
             return
         lines = [line for line in lines_in(folder) if line["step"] <= step]
@@ -57,7 +57,7 @@ class Records:
         if find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
 
-            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+            self.tensorboard = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
         self.wandb = _wandb(wandb, folder, run or {}) if wandb else None
 
     def write(
@@ -73,17 +73,17 @@ class Records:
             line["warnings"] = list(warnings)
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        if self.board is not None:
+        if self.tensorboard is not None:
             for name, value in values.items():
-                self.board.add_scalar(name, value, step)
+                self.tensorboard.add_scalar(name, value, step)
             if warnings:
-                self.board.add_text("warnings", "\n\n".join(warnings), step)
+                self.tensorboard.add_text("warnings", "\n\n".join(warnings), step)
         if self.wandb is not None:
             self.wandb.log(dict(values), step=step)
 
     def close(self) -> None:
-        if self.board is not None:
-            self.board.close()
+        if self.tensorboard is not None:
+            self.tensorboard.close()
         if self.wandb is not None:
             self.wandb.finish()
 
