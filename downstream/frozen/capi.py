@@ -111,7 +111,7 @@ def patch_areas(predicted: np.ndarray, queries: PatchRows) -> np.ndarray:
 class CapiTask(SquareTask):
     """Base of both evaluations: how images are prepared and the hyperparameter is chosen."""
 
-    holdout: float  # a setting that both define: share of the training images that choose
+    holdout: float  # share of the training images that is held out to choose; a setting that both define
 
     @property
     def choices(self) -> list[Choice]:
@@ -151,7 +151,7 @@ class CapiTask(SquareTask):
         images = len(memory) // memory.per_image
         count = int(self.holdout * images)
         if not count:
-            raise ValueError(f"{images} training images, and a share of {self.holdout:g} selects: none; raise holdout")
+            raise ValueError(f"holdout={self.holdout:g} of {images} training images holds out none; raise holdout")
         order = np.random.RandomState(space.seed).permutation(images)
         held_out, learnt = (memory.rows_of_images(np.sort(part)) for part in (order[:count], order[count:]))
         mean, std = mean_and_std(memory.features, learnt)
@@ -159,10 +159,10 @@ class CapiTask(SquareTask):
         is_labelled = memory.labels != memory.ignored
 
         fitted = patch_rows(file=memory, rows=learnt[is_labelled[learnt]])
-        choosing = patch_rows(file=memory, rows=held_out)
-        miou = {}  # number of a choice -> mIoU on the images that choose
-        for choice, labels in self.predict(self.choices, fitted, choosing, space):
-            miou[self.choices.index(choice)] = scores(patch_areas(labels, choosing))["mIoU"]
+        selection = patch_rows(file=memory, rows=held_out)
+        miou = {}  # number of a choice -> mIoU on the held-out images
+        for choice, labels in self.predict(self.choices, fitted, selection, space):
+            miou[self.choices.index(choice)] = scores(patch_areas(labels, selection))["mIoU"]
         tried = [{**choice, "mIoU": miou[number]} for number, choice in enumerate(self.choices)]
         best = self.choices[max(range(len(miou)), key=miou.__getitem__)]  # max returns the first of equals
 
@@ -201,7 +201,7 @@ class CapiKnn(CapiTask, SearchTask):
     side: PositiveInt = 224  # side in pixels of the squares that images are squashed to, up to a multiple of the patch
     k: OneOrMoreDifferent[PositiveInt] = (1, 3, 10, 30)  # numbers of neighbours to choose from
     distances: OneOrMoreDifferent[Distance] = ("cosine", "L2")  # distances to choose from
-    holdout: ProperFraction = 0.1  # share of the training images that choose
+    holdout: ProperFraction = 0.1  # share of the training images that is held out for this choice
 
     @property
     def choices(self) -> list[Choice]:
@@ -243,7 +243,7 @@ class CapiLogistic(CapiTask):
     side: PositiveInt = 224  # side in pixels of the squares that images are squashed to, up to a multiple of the patch
     strengths: OneOrMoreDifferent[PositiveFloat] = STRENGTHS  # C of  C sum CE + |W|^2 / 2  to choose from
     iterations: PositiveInt = 1000  # largest number of iterations of L-BFGS
-    holdout: ProperFraction = 0.1  # share of the training images that choose
+    holdout: ProperFraction = 0.1  # share of the training images that is held out for this choice
 
     @property
     def choices(self) -> list[Choice]:

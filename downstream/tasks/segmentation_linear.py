@@ -276,8 +276,8 @@ class SegmentationLinear(HeadTask):
     scales: OneOrMoreDifferent[PositiveFloat] = (1.0,)  # scales of evaluated images, whose probabilities are averaged
     flip: bool = False  # also evaluate mirror images
     kept: PositiveInt = 8  # snapshots of each head, at even intervals of the training; the best is reported
-    select: SelectOn = "holdout"  # images that choose among snapshots and rates: held-out training images, or val
-    holdout: ProperFraction = 0.1  # share of the training images that choose
+    select: SelectOn = "holdout"  # images that select snapshot and rate: held-out training images, or val
+    holdout: ProperFraction = 0.1  # share of the training images that is held out to select
 
     def __post_init__(self) -> None:
         super().__post_init__()
