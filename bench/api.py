@@ -555,10 +555,10 @@ def method(
     check(method=name, recipe=recipe, settings=settings, seed=seed)
     with commands():
         from bench.pretraining.recipes import choose_recipe
-        from bench.pretraining.run import initialised
+        from bench.pretraining.run import with_initial_weights
         from pretrain.loop.trainer import build
 
-        chosen = initialised(choose_recipe(name, recipe, changes_of(settings)), str(init) if init else None)
+        chosen = with_initial_weights(choose_recipe(name, recipe, changes_of(settings)), str(init) if init else None)
         module = build(chosen.module, chosen.recipe, seed)
         if chosen.init:
             chosen.init.load_into(module)

@@ -10,7 +10,7 @@ import torch
 
 from bench.cli.options import EvaluationOptions
 from bench.pretraining.recipes import choose_recipe
-from bench.pretraining.run import prepared
+from bench.pretraining.run import make_trainer
 from bench.reporting.page import report_page
 from bench.run.runner import run_jobs
 from bench.statistics.compare import compare, conclusion
@@ -46,7 +46,7 @@ def pretrained(out: Path, seed: int) -> Path | None:
     folder = out / f"{METHOD}-seed{seed}-{inputs[:8]}"
     if (folder / "export" / "config.json").exists():
         return folder
-    trainer = prepared(chosen, images, Run(out=folder, seed=seed, workers=1, resume=True), World())
+    trainer = make_trainer(chosen, images, Run(out=folder, seed=seed, workers=1, resume=True), World())
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for such a small network, threads cost more than they gain
     try:

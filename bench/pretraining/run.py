@@ -180,12 +180,12 @@ def run_pretraining(options: PretrainOptions) -> int:
     precision = training_precision(options.precision or "auto", device)
     with start_world(device) as world:
         run = trainer_run(options, device, precision, world)
-        chosen, images = world.first_on_each_machine(lambda: _opened(options, run))
+        chosen, images = world.first_on_each_machine(lambda: _recipe_and_images(options, run))
         if images is None:
             if world.is_rank0:
                 say(*lines_without_images(chosen, options.images))
             return 0
-        trainer = world.on_all_ranks(lambda: prepared(chosen, images, run, world))
+        trainer = world.on_all_ranks(lambda: make_trainer(chosen, images, run, world))
         if options.dry_run:
             if world.is_rank0:
                 say(*training_lines(chosen, trainer, settings=True))
@@ -201,19 +201,19 @@ def check_request(options: PretrainOptions) -> None:
     default: Precision = "bfloat16" if options.gpus else "float32"
     precision = options.precision or "auto"
     run = trainer_run(options, "cpu", default if precision == "auto" else precision, World())
-    chosen, images = _opened(options, run)
+    chosen, images = _recipe_and_images(options, run)
     if images is None:
         return
-    trainer = prepared(chosen, images, run, World())
+    trainer = make_trainer(chosen, images, run, World())
     identity = json.loads(json.dumps(trainer.identity()))
     check_resume(options.out, identity, options.resume, trainer.recipe.defaults())
 
 
-def _opened(options: PretrainOptions, run: Run) -> tuple[ChosenRecipe, ImageSet | None]:
+def _recipe_and_images(options: PretrainOptions, run: Run) -> tuple[ChosenRecipe, ImageSet | None]:
     """Recipe and images; None instead of images for a dry run whose images do not exist yet."""
     if run.wandb:
         require("wandb")
-    chosen = initialised(
+    chosen = with_initial_weights(
         choose_recipe(options.method, options.recipe, options.set), options.init, options.freeze_first_epochs
     )
     if options.dry_run and absent_images(options.images):
@@ -236,7 +236,7 @@ def _opened(options: PretrainOptions, run: Run) -> tuple[ChosenRecipe, ImageSet 
     return chosen, images
 
 
-def initialised(chosen: ChosenRecipe, checkpoint: str | None, frozen_epochs: int = 0) -> ChosenRecipe:
+def with_initial_weights(chosen: ChosenRecipe, checkpoint: str | None, frozen_epochs: int = 0) -> ChosenRecipe:
     """The recipe with the encoder of --init, if a `checkpoint` is given. ValueError if it does not fit.
 
     frozen_epochs: number of epochs in which the encoder's weights are kept.
@@ -272,7 +272,7 @@ def _hint_at_unlabelled_images(url: str) -> str:
     return f"; labels are not needed here: images:{folder} takes every image below it" if is_folder else ""
 
 
-def prepared(chosen: ChosenRecipe, images: ImageSet, run: Run, world: World) -> Trainer:
+def make_trainer(chosen: ChosenRecipe, images: ImageSet, run: Run, world: World) -> Trainer:
     """Make the trainer; nothing is written yet. ValueError for a recipe that contradicts the images or itself."""
     start = f"-from-{chosen.init.name}" if chosen.init else ""
     facts = {"name": f"{chosen.method}-{chosen.name}{start}", "recipe": chosen.label}
