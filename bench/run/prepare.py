@@ -204,8 +204,8 @@ def plan_jobs(
     if lacking_data:
         tasks = ", ".join(dict.fromkeys(chosen.name.partition("@")[0] for chosen in lacking_data))
         lines.append(f"{len(lacking_data)} protocols are left out, as no --data is for them: {tasks}")
-    several_labels = refused_sets(data, protocols, space)
-    for name, refused in several_labels.items():
+    refused_by_set = refused_sets(data, protocols, space)
+    for name, refused in refused_by_set.items():
         lines.append(f"{name} has several labels per image, so these are left out on it: {', '.join(refused)}")
     protocols = [chosen for chosen in protocols if chosen not in lacking_data]
     jobs = []
@@ -215,14 +215,14 @@ def plan_jobs(
         for reason, unsuitable in reasons.items():
             names = dict.fromkeys(chosen.name for chosen in unsuitable)
             lines.append(f"{name} is evaluated without {', '.join(names)}: {reason}")
-        refused_here = [chosen for unsuitable in reasons.values() for chosen in unsuitable]
+        unsuitable_protocols = [chosen for unsuitable in reasons.values() for chosen in unsuitable]
         planned = [
             _job(out, space, checkpoint, images, chosen)
             for chosen in protocols
             for images in data
             if fits(chosen, images)
-            and chosen not in refused_here
-            and chosen.name not in several_labels.get(images.name, ())
+            and chosen not in unsuitable_protocols
+            and chosen.name not in refused_by_set.get(images.name, ())
         ]
         jobs.append((checkpoint, sorted(planned, key=lambda job: job.state == "failed before")))
     return protocols, jobs, lines

@@ -88,12 +88,12 @@ class Trainer:
     """A pretraining.
 
     Args:
-        name: of the method.
-        module: that defines the method.
-        recipe: to train.
+        name: the method's name.
+        module: the method's file, which defines METHOD.
+        recipe: encoder, settings and schedule of the training.
         images: training images.
         run: where and how to train.
-        world: the processes.
+        world: the connected processes.
 
     Raises:
         ValueError: the recipe cannot be trained with these images, processes or micro-batches.

@@ -1,6 +1,6 @@
 """How does a probe get from an export and an image set to the accuracies of a sweep of heads?
 
-`SweepTask` has the settings. A `Probe` is such a task on one export and image set: it extracts the features of images
+`SweepTask` holds the settings. A `Probe` is such a task on one export and image set: it extracts the features of images
 that select a head or are reported, trains the `Sweep`, and makes its outcome. `SweepTask.together` runs several probes
 side by side.
 """
