@@ -86,12 +86,12 @@ def mean_ranks(networks: Leaderboard) -> MeanRanks:
     means = dict(zip(keys, _mean_rank(numbers, signs)[0].tolist(), strict=True))
     drawn = None
     if len(keys) <= NETWORKS:
-        by_place: dict[tuple[str, Key], list[StoredResult]] = defaultdict(list)
+        by_group_and_key: dict[tuple[str, Key], list[StoredResult]] = defaultdict(list)
         for stored in networks.results:
             if stored.result.status == "ok":
-                by_place[stored.result.group, stored.result.checkpoint.key].append(stored)
+                by_group_and_key[stored.result.group, stored.result.checkpoint.key].append(stored)
         try:
-            values = [_drawn_values([by_place[column[0], key] for key in keys], column) for column in columns]
+            values = [_drawn_values([by_group_and_key[column[0], key] for key in keys], column) for column in columns]
             fewest = min(map(len, values))
             drawn = _mean_rank([column[:fewest] for column in values], signs)
         except ValueError:  # only the number was kept, or the images differ
@@ -126,9 +126,9 @@ def _drawn_values(results: Sequence[Sequence[StoredResult]], column: Column) -> 
         return values[:, :RESAMPLES].T
     is_valid = ~np.isnan(values)
     filled = np.where(is_valid, values, 0.0)
-    return resampled(lambda weights: {"mean": weights @ filled.T / (weights @ is_valid.T)}, values.shape[1], RESAMPLES)[
-        "mean"
-    ]
+    images = values.shape[1]
+    means = resampled(lambda weights: {"mean": weights @ filled.T / (weights @ is_valid.T)}, images, RESAMPLES)
+    return means["mean"]
 
 
 FEWEST = 5  # networks for a rank correlation: with four, no order reaches p < 0.05
