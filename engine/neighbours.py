@@ -189,6 +189,7 @@ def search_seconds(backend: Backend, device: str, width: int) -> dict[Kind, floa
 
 
 def _faiss(gallery: np.ndarray, k: int, device: str) -> Find:
+    """A function that searches a block by FAISS, on a GPU if FAISS supports it. ValueError without FAISS."""
     try:
         with fitting_kernel():
             import faiss
@@ -219,6 +220,7 @@ def gpu_memory() -> Any:
 
 
 def _torch(gallery: np.ndarray, k: int, device: str) -> Find:
+    """A function that searches a block by torch."""
     # A GPU holds the block for all queries: copying it again for each slice of them would take longer than searching.
     parts = [(rows.start, torch.from_numpy(gallery[rows]).to(device)) for rows in row_slices(len(gallery), TORCH_ROWS)]
 

@@ -75,6 +75,7 @@ def table(
 def _on_terminal(
     cells: Sequence[Sequence[str]], right: Collection[int], indent: int, wrapped: Mapping[int, int]
 ) -> list[str]:
+    """The lines of a table whose long cells wrap within their columns."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table

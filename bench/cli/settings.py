@@ -62,6 +62,7 @@ def changed(value: Any, changes: Mapping[str, str], whose: str = "") -> Any:
 
 
 def _value(change: str, path: str, hints: Mapping[str, Any], kind: type) -> Any:
+    """The new value of the setting at `path`. ValueError for an unknown setting, or a text that is no value of it."""
     if path not in hints:
         raise ValueError(f"--set {change}: {kind.__name__} has no setting {path!r}{did_you_mean(path, list(hints))}")
     try:
@@ -77,6 +78,7 @@ def alternatives(value: Any) -> dict[str, Mapping[str, type]]:
 
 
 def _alternative(old: Any, name: str, changes: Mapping[str, str], kinds: Mapping[str, type]) -> Any:
+    """The dataclass that takes the place of `old` in the field `name`, with the changes of its settings."""
     kind = kinds.get(changes[name].partition("=")[2])
     if kind is None:
         raise ValueError(f"--set {changes[name]}: choose one of {', '.join(kinds)}")

@@ -98,6 +98,7 @@ def slurm_queue() -> Queue | None:
 
 
 def _row(out: Path, folder: Path, submission: Submission, task: TaskRecord, queue: Queue | None) -> TaskRow:
+    """The state of one job, with its attempt and its results so far."""
     attempt = read_attempt(folder, task.number)
     results = good_results(out, submission.date, task)
     if submission.cluster == "slurm":
@@ -269,6 +270,7 @@ def status_lines(rows: Sequence[TaskRow]) -> Iterator[str]:
 
 
 def _details(row: TaskRow, durations: Durations) -> str:
+    """The details of a job in one line: results, times, and the last line of its log or why it ended."""
     job = f"job {row.task.job}" if row.task.job else ""
     done = f"{len(row.results)} of {len(row.task.results)} results" if row.results else ""
     remaining = durations.remaining(row)

@@ -230,6 +230,7 @@ def _failures(results: Sequence[Result]) -> dict[str, str]:
 
 
 def _mean_over_seeds(results: Sequence[Result], metric: str) -> Cell:
+    """The cell of a metric of results that differ in nothing but the seed."""
     # The mean over seeds varies no more over images than one seed does, so the mean of the ends is wide enough.
     records = [result.metrics[metric] for result in results]
     values = [record.value for record in records]

@@ -373,6 +373,7 @@ def lines_without_images(chosen: ChosenRecipe, url: str) -> Iterator[str]:
 
 
 def _say_ending(finished: bool, trainer: Trainer) -> None:
+    """Print warnings of the last epoch, how to resume or to evaluate, and what the training cost."""
     run, progress = trainer.run, trainer.progress()
     for warning in trainer.learning.warnings.values():
         say(f"warning: epoch {progress.epoch}: {warning}", errors=True)

@@ -237,6 +237,7 @@ def changed_settings(result: Result) -> str:
 
 
 def _is_same_measurement(result: Result, value: PublishedValue) -> bool:
+    """Whether a result has the protocol, settings, metric and images of a published value."""
     return (
         value.protocol == result.protocol.name
         and " ".join(sorted(value.settings.split())) == changed_settings(result)

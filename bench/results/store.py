@@ -150,6 +150,7 @@ def write_cache(path: Path, content: bytes) -> None:
 
 
 def _read_cache(out: Path) -> dict[str, _CachedResult]:
+    """Path relative to OUT/results -> cached result; empty if the cache is missing, damaged or of another version."""
     try:
         content = msgspec.json.decode(_cache_file(out).read_bytes(), type=_ResultCache)
     except (OSError, ValueError):

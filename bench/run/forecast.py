@@ -223,6 +223,7 @@ def dry_run(options: EvaluationOptions) -> int:
 
 
 def _show(preparation: Preparation) -> int:
+    """Print what a run would do, and return the exit code: 1 if a job would fail or a checkpoint cannot be loaded."""
     say(*preparation.left_out)
     all_jobs = [job for _, jobs in preparation.jobs for job in jobs]
     names = {job.chosen.name for job in all_jobs}

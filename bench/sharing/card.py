@@ -275,6 +275,7 @@ def _template() -> Template:
 
 
 def _header(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publication) -> dict[str, Any]:
+    """The card's metadata for the Hub, which precede its text."""
     licence = {key: hub_text(name) for key, name in hub_names(subject.licence(publication)).items()}
     index = model_index(subject.used.name, groups, publication)
     return {
@@ -287,6 +288,7 @@ def _header(subject: CardSubject, groups: Sequence[SharedGroup], publication: Pu
 
 
 def _model(subject: CardSubject) -> Iterator[tuple[str, object]]:
+    """Facts about the network and how images are prepared for it."""
     used = subject.used
     yield "architecture", used.architecture
     yield "parameters", f"{used.parameters:,}"
@@ -301,6 +303,7 @@ def _model(subject: CardSubject) -> Iterator[tuple[str, object]]:
 
 
 def _training(subject: CardSubject) -> Iterator[tuple[str, object]]:
+    """Facts about where the weights come from."""
     facts, used = subject.facts, subject.used
     yield "method", used.method
     yield "recipe", used.recipe

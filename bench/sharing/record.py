@@ -512,6 +512,7 @@ def _public_content(path: Path) -> bytes:
 
 
 def _read(path: Path, out: Path) -> Any:
+    """The result in a file. ValueError, with the command that moves it away, if it cannot be read."""
     try:
         return read_result(path)
     except ValueError as error:

@@ -177,6 +177,7 @@ def _table(rows: Sequence[Comparison]) -> list[str]:
 
 
 def _cells(comparison: Comparison) -> tuple[str, ...]:
+    """A row of the printed table, in the order of COLUMNS."""
     test, digits = comparison.paired, interval_decimals(comparison.paired.difference, comparison.unit)
     difference = f"{test.difference:+.{2 if comparison.unit == '%' else digits}f}{suffix(comparison.unit)}"
     counts = ["" if count is None else str(count) for count in (test.first_only, test.second_only)]
@@ -280,12 +281,13 @@ def compare_match(
 
 
 def _meaning(result: Result, name: str) -> str:
-    # Only numbers of equal unit and direction can be subtracted.
+    """Unit and direction of a metric as text: only numbers that have the same can be subtracted."""
     better = {True: "higher is better", False: "lower is better", None: "neither is better"}
     return f"{result.metrics[name].unit or 'no unit'}, {better[result.metrics[name].higher_is_better]}"
 
 
 def _selects(options: Mapping[str, str | None], result: Result) -> bool:
+    """Whether --data, --protocol and --metric select a result; None selects all."""
     return (
         options["data"] in (None, result.data.name)
         and options["protocol"] in (None, result.protocol.name, result.task)
@@ -294,7 +296,7 @@ def _selects(options: Mapping[str, str | None], result: Result) -> bool:
 
 
 def _refuse(options: Mapping[str, str | None], results: Sequence[Result]) -> None:
-    # ValueError for the first option that selects no result, or for their combination.
+    """ValueError for the first option that selects no result, or for their combination."""
     choices = {
         "data": {result.data.name for result in results},
         "protocol": {result.protocol.name for result in results},

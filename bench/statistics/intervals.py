@@ -84,6 +84,7 @@ def rate_interval(rate: np.ndarray | float, images: np.ndarray | float) -> tuple
 
 
 def _lower(count: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """Lower end of the mid-P interval of a rate, by bisection; 0 for a count of 0."""
     low, high = np.zeros_like(count), np.ones_like(count)
     for _ in range(STEPS):
         middle = (low + high) / 2
@@ -93,7 +94,7 @@ def _lower(count: np.ndarray, images: np.ndarray) -> np.ndarray:
 
 
 def _at_least(count: np.ndarray, images: np.ndarray, rate: np.ndarray) -> np.ndarray:
-    # P(X > count) + P(X = count) / 2 for X ~ Binomial(images, rate), interpolated to fractional counts.
+    """P(X > count) + P(X = count) / 2 for X ~ Binomial(images, rate), interpolated to fractional counts."""
     from scipy.special import betainc
 
     tiny = np.finfo(np.float64).tiny  # instead of 0, for which the incomplete beta function is not defined

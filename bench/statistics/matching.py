@@ -135,6 +135,7 @@ def array_of(stored: StoredResult, metric: str) -> np.ndarray:
 
 
 def _per_image(stored: StoredResult, metric: str) -> np.ndarray:
+    """Values (N,) of a metric in float64. ValueError if it is not a mean over images, or if they were not kept."""
     record = stored.result.metrics.get(metric)
     if record is None or record.array is None or record.array_over != "images":
         raise ValueError(f"{metric}: kept as a number alone, not for each image")
@@ -148,7 +149,7 @@ BySeed = dict[int, StoredResult]
 
 
 def _by_protocol(results: Sequence[StoredResult]) -> dict[str, dict[str, BySeed]]:
-    # Image set and protocol, `digits/knn@dino` -> digest of the conditions -> seed -> good result.
+    """Image set and protocol, `digits/knn@dino` -> digest of the conditions -> seed -> good result."""
     by_protocol: dict[str, dict[str, BySeed]] = defaultdict(lambda: defaultdict(dict))
     for stored in results:
         result = stored.result
@@ -158,7 +159,7 @@ def _by_protocol(results: Sequence[StoredResult]) -> dict[str, dict[str, BySeed]
 
 
 def _difference(left: Mapping[str, BySeed], right: Mapping[str, BySeed]) -> str:
-    # What differs between the two most similar results.
+    """The conditions in which the two most similar results differ, as text."""
     sides = [[next(iter(seeds.values())).result.conditions for seeds in side.values()] for side in (left, right)]
     candidates: list[list[str]] = []
     for one, other in product(*sides):
@@ -178,7 +179,7 @@ def _is_resampled(match: Match, metric: str) -> bool:
 
 
 def _scaled(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray, float]:
-    # Values (N,) of both, scaled to -1 to 1, and the scale: what 1 stands for, in the metric's unit.
+    """Values (N,) of both, scaled to -1 to 1, and the scale: what 1 stands for, in the metric's unit."""
     first, second = paired_values(match, metric)
     if match.first[0].result.metrics[metric].unit == "%":
         return first, second, 100.0
@@ -187,7 +188,7 @@ def _scaled(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray, float]:
 
 
 def _resampled(match: Match, metric: str) -> tuple[list[np.ndarray], int]:
-    # Values (R,) of both, means over seeds, and the number of images.
+    """Values (R,) of both on resamples, means over seeds; and the number of images."""
     images = images_seen(match.first[0].result.data, match.first[0].result.limit)
     if images < 2:
         raise ValueError(f"{metric}: a single image cannot be resampled; evaluate on more images")

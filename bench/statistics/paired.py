@@ -216,7 +216,7 @@ def bootstrap(differences: np.ndarray, resamples: int, seed: int = 0) -> tuple[t
 
 
 def _draws_of_values(counts: np.ndarray, resamples: int, seed: int) -> Iterator[np.ndarray]:
-    # Resamples of images as counts (r, V) of their V distinct values, which occur `counts` (V,) times.
+    """Resamples of images, as counts (r, V) of their V distinct values, which occur `counts` (V,) times."""
     generator, rows = np.random.default_rng(seed), max(1, BLOCK // len(counts))
     for first in range(0, resamples, rows):
         yield generator.multinomial(counts.sum(), counts / counts.sum(), size=min(rows, resamples - first))
@@ -224,7 +224,7 @@ def _draws_of_values(counts: np.ndarray, resamples: int, seed: int) -> Iterator[
 
 @lru_cache(maxsize=1)
 def _draws_of_images(images: int, resamples: int, seed: int) -> list[np.ndarray]:
-    # The same as counts (r, N) of the images, in uint8: of more than 50 images, none is drawn 256 times.
+    """Resamples as counts (r, N) of the images, in uint8: of more than 50 images, none is drawn 256 times."""
     generator, rows, blocks = np.random.default_rng(seed), max(1, BLOCK // images), []
     for first in range(0, resamples, rows):
         drawn = generator.integers(images, size=(min(rows, resamples - first), images))

@@ -100,6 +100,7 @@ def _remove(path: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """The contents of a run.json. ValueError if it cannot be read."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

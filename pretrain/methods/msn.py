@@ -227,6 +227,7 @@ _VIT_S = Recipe(
 
 
 def _larger(spec: ViTSpec, epochs: int, source: str, **changes) -> Recipe:
+    """The recipe of an encoder larger than ViT-S. changes: of the settings."""
     return replace(
         _VIT_S,
         source=f"Assran et al. 2022, appendix A.1 (masks), {source}; else as ViT-S",

@@ -87,7 +87,7 @@ class HeadGroup:
         return losses
 
     def _update_sgd_buffers(self, inputs: Tensor, errors: Tensor) -> None:
-        # torch.optim.SGD: mu <- momentum mu + g + wd p, biases included. errors: (B, G*C)
+        """torch.optim.SGD: mu <- momentum mu + g + wd p, biases included. errors: (B, G*C)."""
         share, momentum = 1 / len(inputs), self.settings.momentum
         self.buffers["weight"].addmm_(inputs.T, errors, beta=momentum, alpha=share)
         self.buffers["bias"].mul_(momentum).add_(errors.sum(dim=0), alpha=share)
@@ -95,7 +95,7 @@ class HeadGroup:
             buffer.addcmul_(self.parameters[name], self.weight_decay)
 
     def _update_lars_buffers(self, inputs: Tensor, errors: Tensor) -> None:
-        # MAE util/lars.py:31-45: biases are neither decayed nor scaled. errors: (B, G*C)
+        """LARS as in MAE util/lars.py:31-45: biases are neither decayed nor scaled. errors: (B, G*C)."""
         per_head = (-1, self.size, self.classes)
         gradient = (inputs.T @ errors).div_(len(inputs)).view(per_head)
         decay = self.weight_decay.view(per_head)
@@ -104,7 +104,7 @@ class HeadGroup:
         self.buffers["bias"].mul_(self.settings.momentum).add_(errors.sum(dim=0), alpha=1 / len(inputs))
 
     def _per_column(self, values: Sequence[float]) -> Tensor:
-        # one value per head -> (G*C,)
+        """One value per head -> (G*C,)."""
         return self.parameters["weight"].new_tensor(values).repeat_interleave(self.classes)
 
     def head_tensors(self, index: int) -> State:
@@ -135,8 +135,8 @@ class NormedGroup(HeadGroup):
         return super().logits(self._unit(inputs)[0])
 
     def _unit(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # The head's inputs: vectors of unit length (B, D), their lengths before (B, 1), and the LayerNorm's output
-        # before gain and shift (B, D).
+        """The head's inputs: vectors of unit length (B, D), their lengths before (B, 1), and the LayerNorm's output
+        before gain and shift (B, D)."""
         normed = F.layer_norm(inputs, inputs.shape[1:], eps=self.settings.eps)
         scaled = torch.addcmul(self.parameters["shift"], normed, self.parameters["gain"])
         lengths = torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp_min(1e-12)
@@ -265,7 +265,7 @@ class Heads:
         return (torch.cat(predictions, dim=1) == labels[:, None]).sum(dim=0)
 
     def _normalized(self, features: Mapping[str, Tensor], training: bool) -> Mapping[str, Tensor]:
-        # The BatchNorm in front of the heads has no parameters, so heads on one readout share it.
+        """Features (B, D) of every readout after the BatchNorm, if any; it has no parameters, so heads share it."""
         if self.settings.entry != "batch_norm":
             return features
         return {
