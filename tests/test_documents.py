@@ -19,7 +19,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_links_lead_somewhere():
+def test_links_have_targets():
     broken = []
     for page in PAGES:
         for link in LINK.findall(page.read_text()):
@@ -45,7 +45,7 @@ def test_every_method_is_in_the_table_of_methods_with_settings_that_it_has():
     text = (ROOT / "docs/pretraining.md").read_text().partition("## The methods")[2].partition("\n## ")[0]
     rows = {row[0]: row[1] for row in re.findall(r"^\| `(\w+)` \|[^|]*\| (.*) \|$", text, flags=re.MULTILINE)}
     assert sorted(rows) == sorted(source_files("methods"))
-    for method, told in rows.items():
+    for method, description in rows.items():
         recipes = load_extension("methods", method).RECIPES
         known = {name for recipe in recipes.values() for name in names_by_path(recipe).values()} | recipes.keys()
-        assert {word.partition("=")[0] for word in re.findall(r"`([a-z][\w=]*)`", told)} <= known, method
+        assert {word.partition("=")[0] for word in re.findall(r"`([a-z][\w=]*)`", description)} <= known, method

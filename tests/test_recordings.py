@@ -21,11 +21,11 @@ def test_skipped():
 """
 
 
-def run(folder: Path, *asked: str, **environment: str) -> tuple[int, str]:
+def run(folder: Path, *options: str, **environment: str) -> tuple[int, str]:
     """pytest on `folder` with this project's conftest: exit code and output."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), *asked]
-    found = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
-    return found.returncode, found.stdout + found.stderr
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), *options]
+    completed = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+    return completed.returncode, completed.stdout + completed.stderr
 
 
 def test_a_test_without_cases_fails(tmp_path):
@@ -37,5 +37,5 @@ def test_a_test_without_cases_fails(tmp_path):
 
 
 def test_cases_are_found_by_their_whole_names():
-    assert [found[1] for found in matches(r"case_(\w+)", ["case_a", "no_case_a", "case_b.c"])] == ["a"]
+    assert [match[1] for match in matches(r"case_(\w+)", ["case_a", "no_case_a", "case_b.c"])] == ["a"]
     assert ROOT.is_dir()

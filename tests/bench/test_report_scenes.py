@@ -75,8 +75,8 @@ def test_perfect_detections_look_like_the_labels(tmp_path, cache):
         "c3": measured(tmp_path, scenes, 3, right),
     }
     details = scene_details(results, cache)
-    shown = zip(details["rows"], masks["shown_of"], strict=True)
-    rows = [row for row, index in shown if scenes.listing.objects[index]]  # of scenes with objects
+    rows_and_scenes = zip(details["rows"], masks["shown_of"], strict=True)
+    rows = [row for row, index in rows_and_scenes if scenes.listing.objects[index]]  # of scenes with objects
     assert all(row[1] == row[2] and len(set(row)) == 4 for row in rows) and len(rows) > 4
     assert details["has_objects"] and details["without_masks"] == ["c3"]
     assert "c3: only boxes" in report_page(tmp_path)
