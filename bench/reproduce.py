@@ -216,7 +216,7 @@ def with_torchrun(words: list[str], setup: Setup) -> list[str]:
 
 
 def _import_if_needed(value: PublishedValue, reference: str, setup: Setup) -> tuple[list[list[str]], str]:
-    """`weights_of` for the user's weights: `bench run` imports them, unless an option such as --branch is needed."""
+    """`weights_of` for the user's weights: no command, or the `bench import` that an option such as --branch needs."""
     scheme, importer = reference.partition(":")[0], value.importer.split()
     is_file = scheme not in (*source_files("importers"), *TIMM_SCHEMES) and not Path(reference).expanduser().is_dir()
     source = f"{importer[0]}:{reference}" if is_file and importer else reference

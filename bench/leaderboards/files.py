@@ -27,7 +27,7 @@ from bench.leaderboards.tables import (
     read_leaderboard,
     troubles,
 )
-from bench.results.record import COST_UNITS, decimals, number_text
+from bench.results.record import COST_UNITS, CheckpointUsed, decimals, number_text
 from bench.results.store import StoredResult, stamps
 from engine.files import write_atomic
 from engine.optional import require
@@ -287,13 +287,7 @@ COSTS = (*COST_UNITS, "devices")  # fields of checkpoint.training_cost; columns 
 def to_csv(leaderboard: Leaderboard) -> str:
     """All measured numbers as CSV with a header: plain decimal numbers, and empty cells for missing ones."""
     rows = {used: cells for used, cells in leaderboard.rows.items() if used not in leaderboard.published}
-    columns = []  # (group, metric, suffix of the column's name)
-    for group, metrics in leaderboard.groups.items():
-        for metric in metrics:
-            cells = [row[group, metric] for row in rows.values() if (group, metric) in row]
-            suffixes = [":low", ":high"] if any(cell.interval for cell in cells) else []
-            suffixes += [":std", ":n"] if any(cell.seeds > 1 for cell in cells) else []
-            columns += [(group, metric, suffix) for suffix in ("", *suffixes)]
+    columns = [column for group in leaderboard.groups for column in _csv_columns(leaderboard, group, rows)]
     names = [in_csv(f"{group}:{metric}{suffix}") for group, metric, suffix in columns]
     costs = [name for name in COSTS if any(getattr(used.training_cost, name) for used in rows)]
     buffer = io.StringIO()
@@ -305,6 +299,20 @@ def to_csv(leaderboard: Leaderboard) -> str:
         numbers = [_number(row.get((group, metric)), suffix) for group, metric, suffix in columns]
         writer.writerow([*facts, *spent, *numbers, in_csv("; ".join(leaderboard.failed.get(used, ())))])
     return buffer.getvalue()
+
+
+def _csv_columns(
+    leaderboard: Leaderboard, group: str, checkpoints: Iterable[CheckpointUsed]
+) -> Iterator[tuple[str, str, str]]:
+    """Group, metric and suffix of each column of a group: the numbers, and intervals and spreads if a cell has one."""
+    rows = [leaderboard.rows[checkpoint] for checkpoint in checkpoints]
+    for metric in leaderboard.groups[group]:
+        cells = [row[group, metric] for row in rows if (group, metric) in row]
+        yield group, metric, ""
+        if any(cell.interval for cell in cells):
+            yield from ((group, metric, suffix) for suffix in (":low", ":high"))
+        if any(cell.seeds > 1 for cell in cells):
+            yield from ((group, metric, suffix) for suffix in (":std", ":n"))
 
 
 def _number(cell: Cell | None, suffix: str) -> float | int | str:

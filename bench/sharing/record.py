@@ -140,13 +140,7 @@ def how_measured(results: Sequence[Result]) -> str:
         counts = in_words([f"{number} of {split}" for split, number in images])
         sentences.append(f"Images of {in_latex(name)}: {counts}.")
     for group in sorted({result.group for result in results}):
-        own = [result for result in results if result.group == group]
-        version, changes = f"version {own[0].protocol.version}", own[0].variant[own[0].protocol.version > 1 :]
-        seeds = sorted({result.seed for result in own}) if own[0].random else []
-        details = [version, *map(in_latex, changes), *([f"seeds {in_words(list(map(str, seeds)))}"] if seeds else [])]
-        name = in_latex(group.partition("[")[0])
-        words = [f"task-{own[0].task}", own[0].protocol.name.partition("@")[2].split("_")[0]]
-        sentences.append(rf"\texttt{{{name}}}: {', '.join(details)}{cite(words)}.")
+        sentences.append(_protocol_sentence([result for result in results if result.group == group]))
     for method in sorted({result.interval_method for result in results} - {""}):
         words = [f"interval-{kind}" for kind in ("binomial", "percentiles") if kind in method]
         sentences.append(f"Intervals: {in_latex(method)}{cite(words)}.")
@@ -161,6 +155,17 @@ def how_measured(results: Sequence[Result]) -> str:
     sentences.append(f"Software: {in_latex(', '.join(software))}{cite(['timm'])}.")
     sentences.append(f"Run on: {in_words(sorted({in_latex(gpu_or_cpu(result)) for result in results}))}.")
     return "\n".join(sentences) + "\n"
+
+
+def _protocol_sentence(results: Sequence[Result]) -> str:
+    """The protocol of a group of results in LaTeX: its name, version, changed settings and seeds."""
+    first = results[0]
+    version, changes = f"version {first.protocol.version}", first.variant[first.protocol.version > 1 :]
+    seeds = sorted({result.seed for result in results}) if first.random else []
+    details = [version, *map(in_latex, changes), *([f"seeds {in_words(list(map(str, seeds)))}"] if seeds else [])]
+    name = in_latex(first.group.partition("[")[0])
+    words = [f"task-{first.task}", first.protocol.name.partition("@")[2].split("_")[0]]
+    return rf"\texttt{{{name}}}: {', '.join(details)}{cite(words)}."
 
 
 def checkpoint_text(used: CheckpointUsed) -> str:
