@@ -151,17 +151,27 @@ def animated(picture: Picture, file_format: Format, fps: float = FPS) -> bytes:
 
 
 def frames_of(picture: Picture) -> list[Picture]:
-    """A picture for each image, with the rows from the image to the next. All have the titles of the first."""
+    """A picture for each image, with the rows from the image to the next.
+
+    Panels without a title take that of the first image's panel in the same row and column.
+    """
     starts = [number for number, row in enumerate(picture.rows) if row.panels[0] is not None]
     groups = [picture.rows[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
-    titles = [[panel.title if panel else "" for panel in row.panels] for row in groups[0]]
+    titles = {
+        (row_number, column): panel.title
+        for row_number, row in enumerate(groups[0])
+        for column, panel in enumerate(row.panels)
+        if panel
+    }
 
-    def with_titles(row: PanelRow, titles: Sequence[str]) -> PanelRow:
-        pairs = zip(row.panels, titles, strict=False)
-        panels = [panel and replace(panel, title=panel.title or title) for panel, title in pairs]
+    def with_titles(row_number: int, row: PanelRow) -> PanelRow:
+        panels = [
+            panel and replace(panel, title=panel.title or titles.get((row_number, column), ""))
+            for column, panel in enumerate(row.panels)
+        ]
         return replace(row, panels=tuple(panels))
 
-    return [replace(picture, rows=tuple(map(with_titles, rows, titles))) for rows in groups]
+    return [replace(picture, rows=tuple(with_titles(*item) for item in enumerate(rows))) for rows in groups]
 
 
 def picture_figure(picture: Picture) -> Any:

@@ -39,6 +39,9 @@ class Updates:
         seed: of drop path and dropout.
         world: the processes; None: this one alone.
         frozen_epochs: first epochs, in which the encoder's weights do not change.
+
+    Raises:
+        ValueError: frozen_epochs are given for a method that trains only the encoder.
     """
 
     def __init__(
@@ -68,6 +71,12 @@ class Updates:
         self.frozen_epochs = frozen_epochs
         encoders = method.encoders().values()
         self.encoder_parameters = {parameter for encoder in encoders for parameter in encoder.vit.parameters()}
+        trained = {parameter for group in self.groups for parameter in group.parameters.values()}
+        if frozen_epochs and trained <= self.encoder_parameters:
+            raise ValueError(
+                f"--freeze-first-epochs {frozen_epochs}: this method trains only the encoder, so nothing would change "
+                "in these epochs; leave the option out"
+            )
         self.losses: deque[float] = deque(maxlen=MAX_SHOWN_LOSSES)
         self.clip = recipe.clip  # of the current update
         self.norm = math.nan  # of the last gradient, before clipping

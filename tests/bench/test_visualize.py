@@ -223,6 +223,15 @@ def test_an_animation_has_a_frame_for_each_image(tiny, bench, tmp_path):
     assert titles == [[f"query 1, head {head}" for head in range(3)]] * 3
 
 
+def test_a_frame_has_all_rows_and_panels_of_its_image():
+    panel = Panel(values=np.zeros((2, 2)), size=(2, 2), title="first")
+    untitled = replace(panel, title="")
+    rows = [PanelRow(panels=(panel,)), PanelRow(panels=(untitled, untitled)), PanelRow(panels=(None, untitled))]
+    first, second = frames_of(Picture(name="frames", rows=tuple(rows)))
+    assert [len(row.panels) for row in first.rows] == [1]
+    assert [[panel and panel.title for panel in row.panels] for row in second.rows] == [["first", ""], [None, ""]]
+
+
 class TestRetrieval:
     def test_neighbours_have_the_largest_cosines(self):
         generator = np.random.default_rng(0)

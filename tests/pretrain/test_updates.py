@@ -130,3 +130,8 @@ def test_layer_decay_lowers_the_rates_of_earlier_layers(name, encoder, token):
     lr, _ = layered.rates(progress(plan(), 3))
     rates = [group["lr"] for group in layered.optimizer.param_groups]
     assert rates == [lr * group.lr_scale for group in layered.groups]
+
+
+def test_a_method_that_trains_only_its_encoder_cannot_freeze_it():
+    with pytest.raises(ValueError, match="--freeze-first-epochs 1: "):
+        updates("nepa", small_recipe("nepa"), frozen_epochs=1)
