@@ -80,7 +80,9 @@ def _task(name: str, protocols: Sequence[ChosenProtocol], known: Catalogue) -> I
     yield f"  settings, changed by --set {name}.NAME=VALUE; the most frequent value, and how many protocols have it:"
     task = protocols[0].task
     values = {
-        field.name: _most_frequent([setting_text(getattr(protocol.task, field.name, "")) for protocol in protocols])
+        field.name: _most_frequent(
+            [setting_text(getattr(protocol.task, field.name, "")) or "(empty)" for protocol in protocols]
+        )
         for field in dataclasses.fields(task)
     }
     yield from _settings(values, meanings(type(task)), choices_of(task))

@@ -41,11 +41,15 @@ EPILOG = """examples:
 """
 
 
+class UsageError(ValueError):
+    """Words that argparse does not take."""
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message} (see {self.prog} --help)")
+        raise UsageError(f"{message} (see {self.prog} --help)")
 
     def refuse_unknown(self, words: Sequence[str]) -> None:
         """ValueError for an unknown option, before argparse complains that the option it was meant to be is missing."""
@@ -119,7 +123,17 @@ def with_dashes(argv: Sequence[str]) -> list[str]:
 
 
 def parsed(argv: Sequence[str]) -> tuple[ModuleType, Any]:
-    """The module of the command that `argv` names, and its options.
+    """The module of the command that `argv` names, and its options."""
+    try:
+        arguments = parser_for(argv, with_help=bool({"-h", "--help"} & set(argv))).parse_args(argv)
+    except UsageError:  # once more with the help, whose placeholders such as METHOD the message then uses
+        arguments = parser_for(argv, with_help=True).parse_args(argv)
+    module = command_module(arguments.command)
+    return module, options_from(arguments, module.Options)
+
+
+def parser_for(argv: Sequence[str], with_help: bool) -> Parser:
+    """A parser for the command that `argv` names, with its options.
 
     No other command is imported; the other files are read, for the overview, only if `argv` does not begin with a
     command.
@@ -147,11 +161,9 @@ def parsed(argv: Sequence[str]) -> tuple[ModuleType, Any]:
         )
         if name == requested:
             command.epilog = getattr(command_module(name), "EPILOG", "")
-            add_options(command, command_module(name).Options, with_help=bool({"-h", "--help"} & set(argv)))
+            add_options(command, command_module(name).Options, with_help)
             command.refuse_unknown(argv[argv.index(name) + 1 :])
-    arguments = parser.parse_args(argv)
-    module = command_module(arguments.command)
-    return module, options_from(arguments, module.Options)
+    return parser
 
 
 def commands_with(option: str) -> list[str]:

@@ -89,6 +89,8 @@ def _keywords(field: dataclasses.Field, hint: Any, text: str) -> dict[str, Any]:
         keywords["action"] = argparse.BooleanOptionalAction if field.default else "store_true"
     elif get_origin(hint) is Literal:
         keywords["choices"] = get_args(hint)
+        if "dest" not in keywords:  # argparse's messages would name the field
+            keywords["metavar"] = f"{{{','.join(get_args(hint))}}}"
     else:
         metavar = with_metavar[1] if with_metavar else field.name.upper()
         keywords |= {"type": option_type(hint), "metavar": metavar}

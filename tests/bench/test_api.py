@@ -208,7 +208,7 @@ def evaluate(*images, **settings):
         (lambda export: api.evaluate(export, "knn@dyno", "digits:"), "did you mean 'knn@dino'"),
         (lambda export: api.evaluate(export, "knn", "digits:"), "'knn' stands for [0-9]+ protocols, such as"),
         (evaluate("digits:", settings=["k=3"]), "^settings=.*: give a dictionary"),
-        (evaluate("digits:", settings={"q": 1}), "has no setting 'q'"),
+        (evaluate("digits:", settings={"q": 1}), "no setting 'q'"),
         (evaluate("digits:", limit="5"), "^limit='5': give"),
         (evaluate("digits:", seed=1.5), "^seed=1.5: give"),
         (lambda export: api.pretrain("mae", "smoke", "digits:", "out", knn_every=-1), "^knn_every=-1: give"),

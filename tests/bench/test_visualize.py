@@ -351,7 +351,7 @@ class TestCommand:
         [
             (("pcs",), "no kind of picture is called 'pcs'; did you mean 'pca'?"),
             (("curve",), "no kind of picture is called 'curve'; did you mean 'curves'?"),
-            (("pca", "--set", "layers=1"), "Pca has no setting 'layers'; did you mean 'layer'?"),
+            (("pca", "--set", "layers=1"), "no setting 'layers'; did you mean 'layer'?"),
             (("attention", "--set", "at=0.5"), "give x,y of each patch"),
             (("attention", "--set", "heads=7"), "tiny: heads=7: there is no head 7, they are numbered 0 to 2"),
             (("attention", "--set", "layer=5"), "tiny: layer 5: the model has 2 blocks"),
