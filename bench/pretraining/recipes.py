@@ -49,7 +49,7 @@ def choose_recipe(method: str, name: str | None, texts: Sequence[str]) -> Chosen
     check_method_file(method, module)
     if name is None or name not in module.RECIPES:
         problem = (
-            f"--recipe: {method} has no recipe {name!r}" if name else f"--recipe is missing: which one of {method}"
+            f"--recipe: {method} has no recipe {name!r}" if name else f"--recipe is missing: which recipe of {method}"
         )
         raise ValueError(f"{problem}{did_you_mean(name or '', list(module.RECIPES))}")
     recipe = module.RECIPES[name]

@@ -303,7 +303,7 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
         each_epoch = f"an image occurs {plan.repeats} times in an epoch that it is in"
     yield (
         f"  updates   {recipe.epochs * plan.steps_per_epoch}: {recipe.epochs} epochs of {plan.steps_per_epoch}, "
-        f"{plan.batch} images in each; {each_epoch}"
+        f"{plan.batch} images in each update; {each_epoch}"
     )
     yield (
         f"  forward   micro-batches of {plan.micro_batch_size} images; {plan.micro_batches} x {trainer.world.size} of "

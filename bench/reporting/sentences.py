@@ -14,7 +14,7 @@ def headline(report: ReportContents) -> str:
     """A few sentences on what paired tests show over all tables."""
     contested = [table for table in report.tables if len(competing(table)) > 1 and table.is_tested]
     if not contested:
-        return "No two networks were measured and tested under one protocol yet, so there is nothing to compare."
+        return "No protocol has measured and tested two trained networks yet, so there is nothing to rank."
     total = f"of {len(contested)} protocol{'s' if len(contested) > 1 else ''}"
     leaders = [leaders_of(table) for table in contested]
     names = dict.fromkeys(name for tied in leaders for name in tied)
@@ -85,7 +85,7 @@ def verdict(table: ReportTable) -> str:
     if not rows:
         return "No trained network was measured."
     if len(rows) == 1:
-        sentence = f"Only {leaders[0]} was measured, {images}."
+        sentence = f"{leaders[0]} is the only trained network measured {images}."
     elif not table.is_tested:
         sentence = f"{leaders[0]} has the best number {images}; there is no paired test of this metric."
     elif len(leaders) == 1:

@@ -81,7 +81,7 @@ def check_resume(folder: Path, requested: Mapping[str, Any], resume: bool, defau
     if differences:
         rest = f"; and {len(differences) - MAX_DIFFERENCES} more" if len(differences) > MAX_DIFFERENCES else ""
         listed = "; ".join(differences[:MAX_DIFFERENCES])
-        raise ValueError(f"{folder} holds another run, {listed}{rest}; choose another --out")
+        raise ValueError(f"{folder} holds another run: {listed}{rest}; choose another --out")
     if not resume:
         raise ValueError(f"{folder} holds this run already; add --resume to continue it, or choose another --out")
     return True

@@ -83,7 +83,7 @@ def test_a_dry_run_prints_the_whole_plan_and_writes_nothing(pretrain, tmp_path):
         assert f"    {name} = {value}\n" in out
     assert "  encoder   ViT-16x1/4 at 16 px, " in out
     assert "  images    64 of tiny:; synthetic shapes" in out
-    assert "  updates   8: 2 epochs of 4, 16 images in each; 0 images of each epoch are left out\n" in out
+    assert "  updates   8: 2 epochs of 4, 16 images in each update; 0 images of each epoch are left out\n" in out
     assert "  forward   micro-batches of 4 images; 4 x 1 of these (micro-batches x processes) make an update" in out
     assert f"  exports   {tmp_path / 'run/export'} (encoder)\n" in out
     assert out.endswith("nothing was trained or written (--dry-run)\n")
@@ -191,7 +191,7 @@ def test_fast_decoding_is_recorded_and_never_mixed_with_exact(pretrain, refused_
         assert pretrain("--decode", decode, out=out)[0] == 0
         for facts in (json.loads((out / "run.json").read_text()), ViTExport.load(out / "export").facts):
             assert facts.get("decode", "exact") == decode
-        refused_pretrain("--resume", "--decode", other, out=out, named="holds another run, decode is ")
+        refused_pretrain("--resume", "--decode", other, out=out, named="holds another run: decode is ")
     digests = [ViTExport.load(tmp_path / decode / "export").digest for decode in ("exact", "fast")]
     assert digests[0] != digests[1]
 

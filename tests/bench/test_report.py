@@ -58,7 +58,7 @@ def test_tied_checkpoints_share_a_rank():
     (table,) = report_of(results, level_of(a)).tables
     assert [row.rank for row in table.rows] == ["1", "2", "", "3"] and verdict(table).startswith("a leads on 500")
     (table,) = report_of(results[:1]).tables
-    assert verdict(table) == "Only c was measured, on 500 validation images."
+    assert verdict(table) == "c is the only trained network measured on 500 validation images."
 
 
 def test_a_single_checkpoint_has_no_rank_shade_or_legend():
@@ -111,7 +111,7 @@ def test_the_headline_claims_only_what_paired_tests_support():
     text = headline(report_of(results, dict.fromkeys(ties, tied)))
     assert text.startswith("No network is significantly better") and "most often: a and b, in 2" in text
     report = report_of(results[:1])
-    assert "nothing to compare" in headline(report) and evidence(report) == []
+    assert "nothing to rank" in headline(report) and evidence(report) == []
 
 
 def test_a_metric_without_a_paired_test_has_no_winner(tmp_path):
@@ -124,7 +124,7 @@ def test_a_metric_without_a_paired_test_has_no_winner(tmp_path):
     assert not any(row.numbers[0].is_best for row in report.tables[0].rows) and not any(
         row.rank for row in report.overview
     )
-    assert "there is no paired test" in verdict(report.tables[0]) and "nothing to compare" in headline(report)
+    assert "there is no paired test" in verdict(report.tables[0]) and "nothing to rank" in headline(report)
 
 
 def test_raw_pixels_and_initial_weights_never_win():
@@ -145,7 +145,7 @@ def test_raw_pixels_and_initial_weights_never_win():
     report = report_of(results, level_of(a))
     assert "better than raw pixels" not in headline(report)
     report = report_of([result(raw_pixels, 80.0), result(start, 70.0)], level_of(raw_pixels))
-    assert "nothing to compare" in headline(report) and verdict(report.tables[0]).startswith("No trained network")
+    assert "nothing to rank" in headline(report) and verdict(report.tables[0]).startswith("No trained network")
 
 
 def test_numbers_chosen_on_the_validation_images_are_reported():

@@ -178,7 +178,7 @@ def test_a_folder_of_another_program_is_not_changed(run_json, resume, tmp_path):
 def test_a_run_json_of_another_program_is_refused(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     for resume in (False, True):
-        assert "holds another run, method is None, asked for mae" in training_refusal(out=tmp_path, resume=resume)
+        assert "holds another run: method is None, asked for mae" in training_refusal(out=tmp_path, resume=resume)
     assert contents_of(tmp_path) == {"run.json": b"{}"}
 
 
