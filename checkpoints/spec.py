@@ -98,7 +98,7 @@ class ViTSpec(Validated, ImageGrid):
     registers: NonNegativeInt = 0  # register tokens after the class token
     qkv_bias: bool = True  # queries, keys and values have biases
     layer_scale: bool = False  # blocks have LayerScale: trained factors for their outputs
-    norm_eps: ProperFraction = 1e-6  # of all norms
+    norm_eps: ProperFraction = 1e-6  # eps of all norms
     position: PositionTable = "learned"  # table that is added to the patches
     class_position: bool = True  # the table's first rows belong to the class token and the registers
     relative_position: RelativePosition = "none"  # relative position bias of the attention
@@ -114,7 +114,7 @@ class ViTSpec(Validated, ImageGrid):
     rotary_offset: float = 0.0  # added to all positions
     rotary_first: Literal["row", "column"] = "row"  # axis that rotates the first half of the channels
     rotary_pairs: Literal["neighbours", "halves"] = "neighbours"  # which two channels are rotated together
-    rotary_rounding: Rounding = "none"  # of the periods, as in DINOv3's files
+    rotary_rounding: Rounding = "none"  # rounding of the periods, as in DINOv3's files
     split_qkv: bool = False  # queries, keys and values have separate projections
     query_norm: bool = False  # queries and keys are normalised, head by head
     attention_norm: bool = False  # a norm before the attention's output projection

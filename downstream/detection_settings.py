@@ -58,7 +58,7 @@ class DetectionSettings(Task):
 
     lr: PositiveFloat = 1e-4  # peak learning rate, of the heads
     layer_decay: Fraction = 0.75  # factor on the rate for each block further from the heads
-    weight_decay: NonNegativeFloat = 0.05  # of matrices; biases and norms have none
+    weight_decay: NonNegativeFloat = 0.05  # weight decay of matrices; biases and norms have none
     epochs: PositiveInt = 12  # passes over the training images
     milestones: tuple[int, ...] = (8, 11)  # epochs at which the rate is divided by ten
     warmup: NonNegativeInt = 500  # steps over which the rate rises

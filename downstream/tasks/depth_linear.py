@@ -282,7 +282,7 @@ class DepthLinear(HeadTask):
     EVALUATION_ONLY: ClassVar[tuple[str, ...]] = ("flip", "eigen")
 
     lr: tuple[PositiveFloat] = (3e-4,)  # learning rate
-    steps: PositiveInt = 38400  # of the optimizer
+    steps: PositiveInt = 38400  # steps of the optimizer
     warmup: NonNegativeInt = 12800  # steps over which the rate rises
     batch: PositiveInt = 16  # crops in a step
     weight_decay: NonNegativeFloat = 1e-4  # of all parameters, including the batch norm's

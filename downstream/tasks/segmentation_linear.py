@@ -261,7 +261,7 @@ class SegmentationLinear(HeadTask):
     EVALUATION_ONLY: ClassVar[tuple[str, ...]] = ("stride", "scales", "flip")
 
     lr: OneOrMoreDifferent[PositiveFloat] = (1e-3,)  # learning rates to try: one head each, all on the same features
-    steps: PositiveInt = 40000  # of the optimizer
+    steps: PositiveInt = 40000  # steps of the optimizer
     warmup: NonNegativeInt = 1500  # steps over which the rate rises
     batch: PositiveInt = 16  # crops in a step
     weight_decay: NonNegativeFloat = 1e-3  # of all parameters, including the batch norm's

@@ -55,8 +55,8 @@ class UperNet(Segmentation):
     head: Literal["upernet", "linear"] = "upernet"  # or a linear layer on the four maps of the frozen network
     lr: PositiveFloat = 1e-4  # peak learning rate, of the heads
     layer_decay: Fraction = 0.65  # factor on the rate for every block further from the heads
-    weight_decay: NonNegativeFloat = 0.05  # of matrices; biases and norms have none
-    steps: PositiveInt = 160000  # of the optimizer
+    weight_decay: NonNegativeFloat = 0.05  # weight decay of matrices; biases and norms have none
+    steps: PositiveInt = 160000  # steps of the optimizer
     warmup: NonNegativeInt = 1500  # steps over which the rate rises
     batch: PositiveInt = 16  # images in a step
     # side of training crops and evaluation windows in pixels, up to the next multiple of the patch

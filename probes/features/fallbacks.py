@@ -70,7 +70,7 @@ class PooledTask(Task):
 
     pool: Literal["cls", "avg"] = "cls"  # the feature: class token or mean of the patches
     crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
-    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
+    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # for resizing images
 
     @property
     def kind(self) -> FeatureKind:

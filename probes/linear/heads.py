@@ -49,9 +49,9 @@ class HeadSettings(Validated):
     """Settings that all heads share."""
 
     optimizer: Optimizer = "sgd"  # sgd with momentum, LARS, MSN's own SGD, or AdamW
-    momentum: BelowOne = 0.9  # of the optimizer
+    momentum: BelowOne = 0.9  # momentum of the optimizer
     entry: Entry = "plain"  # norm before a head: none, batch norm without parameters, or MSN's trained layer norm
-    eps: PositiveFloat = 1e-5  # of that norm
+    eps: PositiveFloat = 1e-5  # eps of the norm before a head
 
 
 class HeadGroup:

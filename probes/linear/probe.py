@@ -71,7 +71,7 @@ class SweepTask(Task):
     COST: ClassVar[float] = 2.0  # after k-NN, whose pass over the images also serves the cached protocols
 
     lrs: OneOrMoreDifferent[PositiveFloat] = (0.001,)  # learning rates for a batch of 256 images, scaled by batch / 256
-    weight_decays: OneOrMoreDifferent[NonNegativeFloat] = (0.0,)  # of the heads
+    weight_decays: OneOrMoreDifferent[NonNegativeFloat] = (0.0,)  # weight decays of the heads
     norm: bool = True  # apply the network's final norm to features
     crop_rule: CropRule = "torchvision"  # whose random resized crop: torchvision's or MAE's
     train_interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # for resizing random crops
@@ -84,7 +84,7 @@ class SweepTask(Task):
     select: SelectOn = "holdout"  # images that select head and epoch: held-out training images, or validation images
     holdout: ProperFraction = 0.1  # fraction of the training images that is held out
     crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
-    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
+    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # for resizing images
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -54,7 +54,7 @@ class FitSettings(Validated):
     holdout: BelowOne = 0.0
     solver: Solver = "lbfgs"  # our L-BFGS, or cyanure as in the source
     tolerance: PositiveFloat | None = None  # relative gap at which a fit ends; none: the solver's own
-    max_iterations: PositiveInt | None = None  # of a fit; epochs for cyanure; none: the solver's own
+    max_iterations: PositiveInt | None = None  # iterations of a fit; epochs for cyanure; none: the solver's own
 
     @property
     def max_gap(self) -> float:

@@ -90,7 +90,7 @@ class LowShot(FitSettings, PooledTask):
     pool: Literal["cls", "avg"] = "avg"  # feature: the class token, or the mean of the patches
     layer: int = -1  # block whose output is the feature; -1 is the last
     norm: bool = False  # apply the network's final norm
-    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bilinear"  # of resizing images
+    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bilinear"  # for resizing images
 
     def __post_init__(self) -> None:
         super().__post_init__()
