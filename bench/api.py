@@ -184,7 +184,7 @@ def load(
 ) -> "FrozenExport":
     """Load a checkpoint as an export, importing it if necessary; nothing is written.
 
-    checkpoint: an export folder, a checkpoint file, the folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH,
+    checkpoint: an export folder, a checkpoint file, the folder of a pretraining, timm:NAME, hf-hub:ID, IMPORTER:PATH,
     pixels:SIDE, or module:PACKAGE:FUNCTION, any network of your own, whose code then runs. Or a module in memory, which
     is copied: a ViT of timm or transformers becomes an export, any other module a frozen network (docs/python.md).
     forward: for a module, how its features are read: `forward(module, images)` of images (B, 3, H, W). The other

@@ -110,7 +110,7 @@ def trained_by(value: PublishedValue) -> tuple[str, str, Sequence[str]]:
     return method, recipe, list(filter(None, changes))
 
 
-START = "start"  # folder of a training with its initial weights, and the `network` of values measured on these
+START = "start"  # folder of a pretraining with its initial weights, and the `network` of values measured on these
 HEADER = """#!/usr/bin/env bash
 # {table}: {caption}
 # Every command can be repeated: finished work is skipped, interrupted work is resumed."""

@@ -203,7 +203,7 @@ class ClusterOptions:
 class EvaluationOptions(CheckpointOptions, ClusterOptions):
     """The options of commands that evaluate checkpoints by protocols: `bench run` and `bench plan`."""
 
-    # X: export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE, or
+    # X: export folder, checkpoint file, folder of a pretraining, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE, or
     # module:PACKAGE:FUNCTION, a network of your own, whose code runs
     checkpoint: tuple[str, ...]
     # SUITE: smoke, frozen, full, everything, paper:moca, tasks (knn) and protocols (knn@dino)

@@ -20,7 +20,7 @@ UNFINISHED = "unfinished"
 class Options(CommandOptions):
     """Options of `bench export`."""
 
-    run: Positional[Path]  # RUN: the folder of a training, as given to `bench pretrain --out`
+    run: Positional[Path]  # RUN: the folder of a pretraining, as given to `bench pretrain --out`
     # DIR: where export/ and export-BRANCH/ are written (RUN/unfinished, if RUN has not finished)
     out: Path | None = None
 
@@ -35,7 +35,7 @@ def run(options: Options) -> int:
 
     folder = options.run
     if not is_run(folder):
-        raise ValueError(f"{folder} is not the folder of a training; give the folder that was --out of bench pretrain")
+        raise ValueError(f"{folder} is not the folder of a pretraining; give the --out of bench pretrain")
     finished = finished_export(folder)
     if finished and not options.out:
         say(f"{folder} has finished: its encoder is in {finished}; --out DIR copies it")

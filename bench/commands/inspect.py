@@ -21,7 +21,7 @@ EPILOG = """examples:
 class Options(ImportOptions, CommandOptions):
     """Options of `bench inspect`."""
 
-    # X: export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE
+    # X: export folder, checkpoint file, folder of a pretraining, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE
     checkpoint: Positional[str]
 
 

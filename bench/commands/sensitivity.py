@@ -25,7 +25,7 @@ Writes sensitivity-PROTOCOL.csv, .md and .png next to the results, which `bench 
 class MeasuringOptions(CheckpointOptions):
     """The options that `bench sensitivity` and `bench explain` share."""
 
-    # X: export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE
+    # X: export folder, checkpoint file, folder of a pretraining, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE
     checkpoint: tuple[str, ...] = ()
     data: tuple[str, ...] = ()  # NAME=URL: one image set
     out: Path | None = None  # DIR: folder of results

@@ -28,7 +28,7 @@ def run(options: Options) -> int:
     if is_run(options.folder) and not is_export(options.folder):
         exports = [path for path in sorted(Path(options.folder).iterdir()) if is_export(path)]
         listed = ", ".join(str(path) for path in exports) or "none yet; `bench export` writes one"
-        raise ValueError(f"{options.folder} is the folder of a training; verify one of its exports: {listed}")
+        raise ValueError(f"{options.folder} is the folder of a pretraining; verify one of its exports: {listed}")
     if not is_export(options.folder):
         raise ValueError(f"{options.folder} is not an export folder; make one with: bench import, or bench export")
     try:

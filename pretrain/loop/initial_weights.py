@@ -130,7 +130,7 @@ def initial_weights(reference: str, frozen_epochs: int = 0) -> InitialWeights:
     initialises both.
 
     Args:
-        reference: any reference that `checkpoints.resolve.load` reads, or the folder of a training.
+        reference: any reference that `checkpoints.resolve.load` reads, or the folder of a pretraining.
         frozen_epochs: first epochs, in which the encoder is frozen.
 
     Raises:

@@ -120,7 +120,7 @@ def edited(change):
 
 
 WRONG = [
-    (lambda run: (run / "run.json").unlink(), "is not the folder of a training | --out of bench pretrain"),
+    (lambda run: (run / "run.json").unlink(), "is not the folder of a pretraining | --out of bench pretrain"),
     (lambda run: shutil.rmtree(run / "states"), "no training state yet | --save-minutes"),
     (lambda run: next((run / "states").iterdir()).write_bytes(b""), "states: | broken"),
     (lambda run: (run / "run.json").write_text("{}"), "run.json | KeyError: 'settings'"),
