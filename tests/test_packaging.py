@@ -42,7 +42,7 @@ def test_wheel_and_sdist_are_complete_and_pass_twine(built):
             "include"
         ]
         for path in (ROOT / package.removesuffix("*")).rglob("*")
-        if path.suffix in (".py", ".csv", ".html", ".css", ".js", ".typed")
+        if path.suffix in (".py", ".csv", ".html", ".css", ".js", ".typed", ".jinja", ".bib")
     }
     assert product <= set(zipfile.ZipFile(wheel).namelist())
     with tarfile.open(sdist) as archive:
