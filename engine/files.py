@@ -1,6 +1,7 @@
 """Atomic writes of files and folders (write next to the target, flush, rename), digests, and locks that keep two runs
 from doing the same work at once."""
 
+import codecs
 import ctypes
 import errno
 import fcntl
@@ -17,10 +18,15 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine.printing import say
 
 # Errors of flock and lockf on file systems without locks, such as some mounts of Lustre, NFS and FUSE.
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+
+MAX_TEXT = 1 << 28  # bytes of a list or table; ImageNet's 1.28 million training images need 50 MB
+MAX_JSON = 1 << 31  # bytes of a JSON file; COCO's annotations of train2017 have 470 MB, Objects365's 1.5 GB
 
 # In the names of temporary folders next to the target: of the new folder, and of one that holds the old one meanwhile.
 WRITING, REPLACED = "writing", "replaced"
@@ -230,6 +236,37 @@ def read_regular(path: Path | str, most: int) -> bytes:
         if size > most:
             raise ValueError(f"{size:,} bytes, more than the limit of {most:,}")
         return file.read(most)
+
+
+def read_text(path: Path | str, most: int = MAX_TEXT) -> str:
+    """The text of a regular file in UTF-8, without a byte order mark. For every list or table from outside.
+
+    Raises:
+        ValueError: The file, which the message names, is no regular file, longer than `most` bytes, or not UTF-8.
+        OSError: It cannot be opened.
+    """
+    try:
+        return read_regular(path, most).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: byte {error.start} is not UTF-8 text; save the file as UTF-8") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def read_json(path: Path | str, most: int = MAX_JSON, type: Any = Any) -> Any:
+    """The value in a regular JSON file, checked against `type`. For every JSON file from outside.
+
+    Raises:
+        ValueError: The file, which the message names, is no regular file, longer than `most` bytes, no JSON, nested
+            too deep, or not of the type.
+        OSError: It cannot be opened.
+    """
+    try:
+        return msgspec.json.decode(read_regular(path, most).removeprefix(codecs.BOM_UTF8), type=type)
+    except RecursionError as error:
+        raise ValueError(f"{path}: nested too deep for a file of this kind") from error
+    except ValueError as error:  # also msgspec's errors
+        raise ValueError(f"{path}: {error}") from error
 
 
 def sha256_of_file(path: Path | str) -> str:

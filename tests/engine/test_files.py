@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from engine import files
-from engine.files import folder_atomic, is_locked, locked, locked_or_refused
+from engine.files import folder_atomic, is_locked, locked, locked_or_refused, read_json, read_text
 
 KILLED_WRITE = """
 import os, sys
@@ -132,3 +133,41 @@ def test_a_waiting_run_continues_when_the_lock_holder_is_killed(tmp_path):
             first.kill()
             assert second.stdout.readline() == "held\n"
             second.kill()
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"[" * 100_000 + b"]" * 100_000, "too deep"),
+        (b'{"a": NaN}', "invalid"),
+        (b"\xff\xfe[1]", "invalid"),
+        (b"", "truncated"),
+    ],
+)
+def test_json_from_outside_is_refused_with_its_file(tmp_path: Path, content: bytes, named: str) -> None:
+    path = tmp_path / "table.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=named) as error:
+        read_json(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_files_from_outside_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"\xef\xbb\xbf[1]")
+    assert read_text(path) == "[1]"
+    assert read_json(path, type=list[int]) == [1]
+
+
+@pytest.mark.parametrize("read", [read_text, read_json])
+def test_pipes_and_long_files_are_refused_without_waiting(read: Callable, tmp_path: Path) -> None:
+    pipe, sparse = tmp_path / "pipe", tmp_path / "sparse"
+    os.mkfifo(pipe)
+    with open(sparse, "wb") as file:
+        file.truncate(1 << 40)
+    for path in (pipe, sparse):
+        with pytest.raises(ValueError, match=str(path)):
+            read(path)
+    sparse.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=str(sparse)):
+        read(sparse)
