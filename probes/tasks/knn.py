@@ -33,7 +33,7 @@ from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.scores import accuracy, cost, gather_in_order, percent, prediction_arrays, with_blocks, with_class_means
 from probes.splits import check_labels, open_splits
 
-BLOCK = 512  # queries whose votes are counted together, so that their arrays fit into a core's cache
+BLOCK = 1 << 19  # scores, of queries times classes, that are counted together: 4 MB fit into a core's cache
 MIN_EXPONENT = -700.0  # float64 exp(-745) is 0, and every neighbour's weight must be positive
 
 
@@ -42,24 +42,6 @@ class TopHits(NamedTuple):
 
     top1: np.ndarray
     top5: np.ndarray
-
-
-class Votes(NamedTuple):
-    """The votes that decide whether the class of each query is a hit, by ascending rank of the voting neighbour.
-
-    V votes are for P candidates; a candidate is a query together with a class that it may be assigned to.
-
-    places: (V,) the voting neighbour, as an index into flattened arrays (Q, K).
-    ranks: (V,) its rank among the neighbours of its query, from 0.
-    candidates: (V,) the candidate that it votes for. Candidates are numbered in the order of their first votes.
-    queries, classes: (P,) query and class of each candidate.
-    """
-
-    places: np.ndarray
-    ranks: np.ndarray
-    candidates: np.ndarray
-    queries: np.ndarray
-    classes: np.ndarray
 
 
 def vote(
@@ -90,35 +72,25 @@ def vote(
         raise ValueError(
             f"k={list(ks)}, T={list(temperatures)}: give k from 1 to the {similarities.shape[1]} neighbours and T > 0"
         )
-    if max(neighbour_labels.max(initial=0), labels.max(initial=0)) < 1 << (31 - 2 * similarities.shape[1].bit_length()):
-        neighbour_labels = neighbour_labels.astype(np.int32)  # _sort_by_class then takes half the time
     hits = {(k, t): TopHits(*np.zeros((2, len(labels)), bool)) for k in ks for t in temperatures}
+    classes = int(max(neighbour_labels.max(initial=0), labels.max(initial=0))) + 1
+    numbers = np.arange(classes)
 
     def count_block(rows: slice) -> None:
-        # "Own" is what concerns the query's own class. A query is a hit if few classes are ahead of this one.
-        own_labels = labels[rows]
-        relative = _relative_similarities(similarities[rows])
-        votes = _deciding_votes(relative, neighbour_labels[rows], own_labels, temperatures)
-        queries, classes = votes.queries, votes.classes
-        wins_ties, is_own = classes < own_labels[queries], classes == own_labels[queries]
-        own_candidates = np.full(len(own_labels), len(queries))  # of each query; past the last candidate if it has none
-        own_candidates[queries[is_own]] = np.flatnonzero(is_own)
-        weights_by_temperature = [_weights(relative.ravel()[votes.places], t) for t in temperatures]
-        for k in ks:
-            votes_of_k = votes.candidates[: np.searchsorted(votes.ranks, k)]
-            count = int(votes_of_k.max(initial=-1)) + 1  # candidates with votes, which come first
-            has_own = own_candidates < count
-            own_of_candidates = np.minimum(own_candidates, count)[queries[:count]]
-            for temperature, weights in zip(temperatures, weights_by_temperature, strict=True):
-                # The additional score is 0, for queries whose class has no votes.
-                scores = np.bincount(votes_of_k, weights[: len(votes_of_k)], count + 1)
-                own_scores, scores = scores[own_of_candidates], scores[:count]
-                is_ahead = (scores > own_scores) | (wins_ties[:count] & (scores == own_scores))
-                ahead = np.bincount(queries[:count][is_ahead], minlength=len(own_labels))  # classes, of each query
-                hits[k, temperature].top1[rows] = has_own & (ahead < 1)
-                hits[k, temperature].top5[rows] = has_own & (ahead < 5)
+        relative, own_class = _relative_similarities(similarities[rows]), labels[rows, None]
+        wins_ties = numbers < own_class
+        for temperature in temperatures:
+            weights, scores, counted = _weights(relative, temperature), np.zeros(wins_ties.shape), 0
+            for k in sorted(ks):
+                _add_votes(scores, neighbour_labels[rows, counted:k], weights[:, counted:k])
+                counted = k
+                own_score = np.take_along_axis(scores, own_class, axis=1)
+                ahead = ((scores > own_score) | (wins_ties & (scores == own_score))).sum(axis=1)
+                has_votes = own_score[:, 0] > 0
+                hits[k, temperature].top1[rows] = has_votes & (ahead < 1)
+                hits[k, temperature].top5[rows] = has_votes & (ahead < 5)
 
-    run_on_core_threads(count_block, list(row_slices(len(labels), BLOCK)))
+    run_on_core_threads(count_block, list(row_slices(len(labels), max(1, BLOCK // classes))))
     return hits
 
 
@@ -130,19 +102,16 @@ def predict_classes(
     All given neighbours vote: similarities (Q, k) float32, in descending order, and neighbour_labels (Q, k).
     """
     predicted, confidence = np.zeros(len(similarities), np.int64), np.zeros(len(similarities), np.float32)
+    classes = int(neighbour_labels.max(initial=0)) + 1
 
     def predict_block(rows: slice) -> None:
-        classes, ranks, _ = _sort_by_class(neighbour_labels[rows])
-        weights = np.take_along_axis(_weights(_relative_similarities(similarities[rows]), temperature), ranks, axis=1)
-        class_numbers = _is_first_of_class(classes).cumsum(axis=1) - 1  # 0, 1, ... within each query
-        queries = np.arange(len(classes))
-        cells = class_numbers + classes.shape[1] * queries[:, None]
-        scores = np.bincount(cells.ravel(), weights.ravel(), cells.size).reshape(cells.shape)
-        best = scores.argmax(axis=1)
-        predicted[rows] = classes[queries, (class_numbers == best[:, None]).argmax(axis=1)]
-        confidence[rows] = scores[queries, best] / scores.sum(axis=1)
+        weights = _weights(_relative_similarities(similarities[rows]), temperature)
+        scores = np.zeros((len(weights), classes))
+        _add_votes(scores, neighbour_labels[rows], weights)
+        predicted[rows] = scores.argmax(axis=1)
+        confidence[rows] = scores.max(axis=1) / scores.sum(axis=1)
 
-    run_on_core_threads(predict_block, list(row_slices(len(similarities), BLOCK)))
+    run_on_core_threads(predict_block, list(row_slices(len(similarities), max(1, BLOCK // classes))))
     return predicted, confidence
 
 
@@ -158,83 +127,10 @@ def _weights(relative: np.ndarray, temperature: float) -> np.ndarray:
     return torch.from_numpy(relative / temperature).clamp_(min=MIN_EXPONENT).exp_().numpy()
 
 
-def _deciding_votes(
-    relative: np.ndarray, neighbour_labels: np.ndarray, labels: np.ndarray, temperatures: Sequence[float]
-) -> Votes:
-    """The votes for each query's class and for the classes that may outrank it; none if no neighbour has its class.
-
-    A class is left out if its j-th nearest neighbour is farther than the j-th nearest of the query's own class, for
-    every j. Weights fall with the rank, so its score is never higher. Rounding could make it equal, and then the class
-    number decides; so classes are left out only where the nearest neighbour of the own class outweighs the following
-    neighbour by more than rounding loses. A sum of up to K weights errs by less than K^2 2^-53 of the largest.
-
-    relative: (Q, K) from _relative_similarities. neighbour_labels: (Q, K). labels: (Q,), classes of the queries.
-    """
-    size = neighbour_labels.shape[1]
-    is_own = neighbour_labels == labels[:, None]
-    own_nearer = is_own.cumsum(axis=1, dtype=neighbour_labels.dtype)  # (Q, K): own-class neighbours up to each rank
-    has_own = own_nearer[:, -1] > 0
-    own_nearer -= is_own  # now those nearer than the neighbour itself
-    queries, first_own = np.arange(len(labels)), is_own.argmax(axis=1)
-    highest = relative[queries, first_own]
-    following = relative[queries, np.minimum(first_own + 1, size - 1)]
-    no_ties = highest - following > size**2 * 1e-15 * max(temperatures)
-    no_ties &= highest > (MIN_EXPONENT + 1) * min(temperatures)  # else both weights may be exp(MIN_EXPONENT)
-    own_nearer[~no_ties] = 0  # keeps every class
-    own_nearer[~has_own] = size  # leaves out every class
-    classes, ranks, own_nearer = (array.ravel() for array in _sort_by_class(neighbour_labels, own_nearer))
-
-    # Now neighbours of one query and class are consecutive: a run.
-    starts_run = _is_first_of_class(classes.reshape(neighbour_labels.shape)).ravel()
-    starts = np.flatnonzero(starts_run)  # (R,) first neighbour of each run
-    runs = np.cumsum(starts_run) - 1  # (Q K,) run of each neighbour
-    places_in_run = np.arange(len(runs)) - starts[runs]
-    is_kept = np.zeros(len(starts), bool)
-    is_kept[runs[places_in_run >= own_nearer]] = True  # if one of its neighbours is not behind its counterpart
-
-    kept = np.flatnonzero(is_kept)
-    kept = kept[_order_by_rank(ranks[starts[kept]], size)]
-    voters = np.flatnonzero(is_kept[runs])
-    voters = voters[_order_by_rank(ranks[voters], size)]
-    candidates = np.zeros(len(starts), np.int64)  # candidate of each kept run
-    candidates[kept] = np.arange(len(kept))
-    return Votes(
-        places=voters // size * size + ranks[voters],
-        ranks=ranks[voters],
-        candidates=candidates[runs[voters]],
-        queries=starts[kept] // size,
-        classes=classes[starts[kept]],
-    )
-
-
-def _sort_by_class(
-    neighbour_labels: np.ndarray, values: np.ndarray | int = 0
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Classes, ranks and `values` of the neighbours (Q, K) of each query, sorted by class and then by rank.
-
-    values: one integer from 0 to K for each neighbour. Class, rank and value are packed into one integer, because
-    sorting integers is several times as fast as sorting indices.
-    """
-    size = neighbour_labels.shape[1]
-    bits = size.bit_length()
-    mask = (1 << bits) - 1
-    keys = neighbour_labels << 2 * bits
-    keys |= np.arange(size, dtype=keys.dtype) << bits
-    keys |= values
-    keys.sort(axis=1)
-    return keys >> 2 * bits, keys >> bits & mask, keys & mask
-
-
-def _is_first_of_class(classes: np.ndarray) -> np.ndarray:
-    """Whether a neighbour is the first of its class in its row: (Q, K) bool, for sorted classes (Q, K)."""
-    is_first = np.ones(classes.shape, bool)
-    np.not_equal(classes[:, 1:], classes[:, :-1], out=is_first[:, 1:])
-    return is_first
-
-
-def _order_by_rank(ranks: np.ndarray, size: int) -> np.ndarray:
-    """Stable argsort of ranks below `size`, in their smallest type, for which numpy has a fast radix sort."""
-    return np.argsort(ranks.astype(np.min_scalar_type(size)), kind="stable")
+def _add_votes(scores: np.ndarray, neighbour_labels: np.ndarray, weights: np.ndarray) -> None:
+    """Add each neighbour's weight (Q, k) to the score of its class (Q, C), in place, nearest neighbours first."""
+    cells = neighbour_labels + scores.shape[1] * np.arange(len(scores))[:, None]
+    np.add.at(scores.reshape(-1), cells.ravel(), weights.ravel())
 
 
 DUPLICATE_SIMILARITY = 1 - 1e-5  # above it, the pixels of a validation and a training image are compared
