@@ -154,9 +154,6 @@ class Task(Validated):
 
     COST: ClassVar[float] = 1.0  # rough cost in passes over the images: cheap tasks run first
     LAYOUT: ClassVar[str] = ""  # layout of the scene sets that a dense task evaluates on; empty: an image set
-    # Patterns (fnmatch) of metrics without values of single images, such as metrics of all images together. A record
-    # need not have their values.
-    WITHOUT_VALUES: ClassVar[tuple[str, ...]] = ()
     # Other choices in the literature, FIELD=VALUE, several separated by a space: for `bench sensitivity`.
     VARIATIONS: ClassVar[tuple[str, ...]] = ()
 

@@ -3,10 +3,6 @@
 The path of a result identifies it completely: a result exists if its file does, and two runs that share a folder never
 write different results to one file. A good result is only replaced by another good one: if it is made again and fails,
 the failure is written next to it, as `<stem>.failed.json`.
-
-Files of schema 1 hold metrics as plain numbers whose meaning follows from their names: numbers are in percent, `_std`
-is a standard deviation, `loss` and `error` are better when lower, `_bestT` is the best of several temperatures on the
-validation images.
 """
 
 import io
@@ -454,53 +450,9 @@ def read_result(path: Path) -> Result:
             "upgrade with: pip install --upgrade ssl-vit-bench"
         )
     try:
-        return msgspec.convert(value if value["schema"] > 1 else as_schema_2(value), Result)
+        return msgspec.convert(value, Result)
     except ValueError as error:  # names the field
         raise ValueError(f"{path}: not a result file: {error}") from error
-
-
-# Endings of metrics in files of schema 1.
-LOWER_IS_BETTER = ("loss", "error")
-CHOSEN_ON_VAL = "_bestT"
-DEVIATION = "_std"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schema1Metrics:
-    """The metrics of a file of schema 1.
-
-    per_image: names of the arrays over images in the `.npz` file, some of which are metrics. resampled: metrics whose
-    values on resampled images are in that file, as `<metric>_resampled`.
-    """
-
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    per_image: tuple[str, ...] = ()
-    resampled: tuple[str, ...] = ()
-
-
-def as_schema_2(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the JSON object of a schema 1 file to schema 2. ValueError, with the field, for a wrong type."""
-    numbers = msgspec.convert(value, Schema1Metrics)
-    metrics = {name: _metric(name, numbers) for name in numbers.metrics}
-    arrays = [name for name in numbers.per_image if name not in metrics]
-    return {**value, "schema": 2, "metrics": metrics, "arrays": arrays}
-
-
-def _metric(name: str, numbers: Schema1Metrics) -> dict[str, Any]:
-    """A metric of schema 1 as a JSON object of schema 2."""
-    is_deviation = name.endswith(DEVIATION)
-    metric = {
-        "value": numbers.metrics[name],
-        "unit": "%",
-        "higher_is_better": None if is_deviation else not name.endswith(LOWER_IS_BETTER),
-        "interval": numbers.intervals.get(name),
-        "chosen_on_val": name.endswith(CHOSEN_ON_VAL),
-        "deviation_of": name.removesuffix(DEVIATION) if is_deviation else None,
-    }
-    if name in numbers.resampled:
-        return metric | {"array": f"{name}_resampled", "array_over": "resamples"}
-    return metric | {"array": name} if name in numbers.per_image else metric
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

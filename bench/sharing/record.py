@@ -39,7 +39,7 @@ from bench.leaderboards.tables import leaderboard_of, with_ties
 from bench.results.record import CheckpointUsed, DataUsed, Result, images_seen, read_result, result_files
 from bench.results.store import StoredResult
 from bench.sharing.card import CardSubject, Publication, card_files, read_config, without_folders
-from bench.sharing.contradictions import contradictions
+from bench.sharing.recomputed import differences
 from bench.statistics.paired import MOST_IMAGES
 from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import CARD, COST, is_export
@@ -280,7 +280,7 @@ def _reference(subject: CardSubject) -> str:
     return f"{importer}:{file}" if is_file else subject.used.source or subject.used.name
 
 
-FORMAT = 2  # of a record; format 1 has no CITATION.cff and no paper/
+FORMAT = 2  # of a record
 ABOUT, SUMS, SIGNATURE = "record.json", "SHA256SUMS", "SHA256SUMS.sig"
 CHECKPOINT_FILES = ("config.json", COST, RUN, LOG)  # two of its export, and two of its pretraining
 README = """# Record of a leaderboard
@@ -296,16 +296,13 @@ has that digest.
 | `results/` | a JSON file for each result, with its values for every image (`.npz`) and the log of a failure (`.log`) |
 | `checkpoints/` | what each checkpoint is, and the log of its pretraining where it was done here; no weights |
 | `cards/` | a model card for each, with `.eval_results/`, for the Hugging Face Hub |
-{paper}| `commands.sh` | the commands that make the results again |
+| `CITATION.cff`, `paper/` | for a paper: BibTeX of every protocol and method used, and how the numbers were measured |
+| `commands.sh` | the commands that make the results again |
 | `SHA256SUMS` | of every file: `sha256sum -c SHA256SUMS` |
 
 `bench record --check .` makes the tables, cards and commands from `results/` and `checkpoints/` again, and says whether
 they are those that lie here. Of another version of the tool it compares the numbers, not the wording.
 """
-PAPER = (
-    "| `CITATION.cff`, `paper/` | for a paper: BibTeX of every protocol and method used, and how the numbers were "
-    "measured |\n"
-)
 
 
 def write_record(out: Path, folder: Path, publication: Publication, key: Path | None = None) -> None:
@@ -382,7 +379,7 @@ def stored_results(folder: Path) -> list[StoredResult]:
 
 def derived_files(folder: Path, results: Sequence[StoredResult]) -> dict[str, str]:
     """Path in the record -> content of each file that is derived from its results and the other copied files."""
-    publication, is_format_1 = publication_of(folder), _about(folder).get("format") == 1
+    publication = publication_of(folder)
     leaderboard = leaderboard_of(stored.result for stored in results)
     # No cache is written into the record, and none in it is trusted.
     leaderboard = with_ties(leaderboard, results, PairedTestCache[float](Path(os.devnull), float))
@@ -397,8 +394,8 @@ def derived_files(folder: Path, results: Sequence[StoredResult]) -> dict[str, st
             cards = card_files(subject, own, publication)
             files |= {f"cards/{used.unique_name}/{name}": text for name, text in cards.items()}
     files["commands.sh"] = rerun_script([stored.result for stored in results], subjects)
-    files |= {} if is_format_1 else paper_files([stored.result for stored in results], publication)
-    return files | {"README.md": README.format(paper="" if is_format_1 else PAPER)}
+    files |= paper_files([stored.result for stored in results], publication)
+    return files | {"README.md": README}
 
 
 def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
@@ -415,7 +412,7 @@ def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
     except ValueError as error:
         yield f"{error}".replace(f"{folder}/", "")
         return
-    yield from contradictions(folder, results)  # before the tables, which differ because of it
+    yield from differences(folder, results)  # before the tables, which differ because of it
     for name, text in derived.items():
         if not (folder / name).is_file():
             yield f"{name}: missing"

@@ -65,7 +65,6 @@ FORMULAS = {
 class Health(PooledTask):
     """Settings of a health evaluation."""
 
-    WITHOUT_VALUES: ClassVar[tuple[str, ...]] = ("*",)  # spectra, ranks and norms of all images together
     COST: ClassVar[float] = 0.1  # after a task that extracts the same features
 
     layers: Literal["last", "all"] = "last"  # all: also of each earlier block, as NAME_blockN, N from 1

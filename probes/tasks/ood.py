@@ -33,7 +33,6 @@ TRUE_POSITIVE_RATE = 0.95  # of the validation images, at the threshold for the 
 class Ood(PooledTask):
     """Settings of an out-of-distribution detection."""
 
-    WITHOUT_VALUES: ClassVar[tuple[str, ...]] = ("auroc*", "fpr95*")  # computed from pairs of images
     COST: ClassVar[float] = 1.1  # after k-NN, which reads the same features
 
     sets: OneOrMoreDifferent[str] = ("noisydigits:",)  # URLs of sets whose validation images are out of distribution

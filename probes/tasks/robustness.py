@@ -29,7 +29,6 @@ from probes.tasks.linear import Linear
 class Robustness(Shifts, Linear):
     """Settings of a linear probe and of its evaluation on shifted sets."""
 
-    WITHOUT_VALUES: ClassVar[tuple[str, ...]] = ("c_*", "generated_*")  # means over corruptions and severities
     COST: ClassVar[float] = 3.0  # after the linear probe, whose training it shares
 
     def probe(self, export: FrozenExport, space: Workspace) -> Probe:

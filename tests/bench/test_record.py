@@ -19,7 +19,7 @@ from bench.run.checkpoints import describe
 from bench.run.runner import arrays_of, metric_records
 from bench.run.suites import catalogue
 from bench.sharing import record
-from bench.sharing.card import CardSubject, Publication, without_folders
+from bench.sharing.card import CardSubject, without_folders
 from bench.sharing.record import (
     SIGNATURE,
     SUMS,
@@ -27,7 +27,6 @@ from bench.sharing.record import (
     derived_files,
     rerun_script,
     stored_results,
-    write_record,
 )
 from checkpoints.export import ViTExport
 from engine.printing import printable
@@ -239,7 +238,7 @@ def test_lost_and_added_files_are_detected(copy):
     (copy / "cards" / "more.md").write_text("more")
     lines = list(check_record(copy))
     assert "cards/more.md: follows from no result" in lines and "commands.sh: missing" in lines
-    assert [line for line in lines if line.endswith("knn@dino-seed0.json: array top1: missing")]
+    assert [line for line in lines if line.endswith("knn@dino-seed0.json: top1 lacks its array top1")]
 
 
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="ssh-keygen is not installed")
@@ -299,16 +298,3 @@ def test_wrong_requests_are_refused_in_one_line(refused, folder, tmp_path):
     for words, why in cases:
         refused("record", *words, named=why)
     assert not (tmp_path / "new").exists() and (tmp_path / "mine" / "file").read_text() == "mine"
-
-
-def test_a_record_of_format_1_needs_no_paper_files(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "FORMAT", 1)
-    write_record(folder, tmp_path / "first", Publication())
-    monkeypatch.undo()
-    write_record(folder, tmp_path / "second", Publication())
-    for name in ("first", "second"):
-        assert (tmp_path / name / "CITATION.cff").exists() == (tmp_path / name / "paper").exists() == (name == "second")
-        assert list(check_record(tmp_path / name, folder)) == []
-    (tmp_path / "second/paper/measured.tex").write_text("We measured nothing.\n")
-    differences = list(check_record(tmp_path / "second"))
-    assert any(line.startswith("paper/measured.tex: not what the results give") for line in differences)
