@@ -17,25 +17,19 @@ examples:
   bench sensitivity linear_sgd@ibot_base_cached --checkpoint a.pth --data in1k=imagenet:/data --out sensitivity
   bench sensitivity knn@dino --checkpoint a.pth --data x=digits: --out s --vary pool=avg "k=20 crop=1.0"
 
-Writes sensitivity-PROTOCOL.csv, .md and .png next to the results, which `bench explain` can read.
+Writes sensitivity-PROTOCOL.csv, .md and .png next to the results.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuringOptions(CheckpointOptions):
-    """The options that `bench sensitivity` and `bench explain` share."""
+class Options(CheckpointOptions):
+    """Options of `bench sensitivity`."""
 
+    protocol: Positional[str]  # PROTOCOL: such as knn@dino
     # X: export folder, checkpoint file, folder of a pretraining, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE
     checkpoint: tuple[str, ...] = ()
     data: tuple[str, ...] = ()  # NAME=URL: one image set
     out: Path | None = None  # DIR: folder of results
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(MeasuringOptions):
-    """Options of `bench sensitivity`."""
-
-    protocol: Positional[str]  # PROTOCOL: such as knn@dino
     vary: tuple[str, ...] = ()  # V: variations instead of the task's own
     seed: NonNegativeInt = 0  # N: seed of everything random in a task (0)
     limit: PositiveInt | None = None  # N: at most N images of each split

@@ -35,7 +35,7 @@ from engine.tasks import settings_of
 
 # Settings of a run -> their types.
 RUN_SETTINGS = {"precision": Literal["float32", "bfloat16"], "decode": Literal["exact", "fast"], "seed": NonNegativeInt}
-NETWORK_CHANGES = ("statistics", "image_size", "positions", "checkpoint")  # checkpoint=REFERENCE replaces the network
+NETWORK_CHANGES = ("statistics", "image_size", "positions")
 
 Variation = tuple[str, ...]  # changes NAME=VALUE
 UNCHANGED: Variation = ()
@@ -165,8 +165,7 @@ def _varied_network(reference: str, name: str, values: Mapping[str, str], out: P
 
     ValueError if the network cannot have them.
     """
-    reference = values.get("checkpoint", reference)
-    if not values.keys() & {"statistics", "positions", "image_size"}:
+    if not values.keys() & {*NETWORK_CHANGES}:
         return reference
     export = load_export(reference)[1]
     spec, preparation = export.spec, export.preparation

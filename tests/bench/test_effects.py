@@ -1,15 +1,14 @@
-"""`bench sensitivity` and `bench explain`: effects of single settings, and shares that add up to a difference."""
+"""`bench sensitivity`: effects of single settings."""
 
 import csv
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_results import made_checkpoint, made_metrics, made_result, save_result
+from made_results import made_checkpoint, made_result, save_result
 
 from bench.__main__ import main
 from bench.cli.options import EvaluationOptions
-from bench.effects import explain, sensitivity, variations
+from bench.effects import sensitivity
 from bench.results.record import MetricRecord, read_result, result_files
 from bench.results.store import StoredResult
 from bench.statistics.paired import compare_images
@@ -96,66 +95,9 @@ def test_networks_that_change_places_are_counted(tmp_path):
     assert effect.size == pytest.approx((25 + 15 + 16) / 3)
 
 
-def test_explain_tells_two_settings_apart_that_were_changed_at_once(output_of, tmp_path, exports):
-    """The other backend changes nothing, so that the mean patch explains the whole difference."""
-    run = ("run", "--suite", "knn@dino", "--checkpoint", exports[0], *DATA, "--limit", 150, "--out", tmp_path)
-    output_of(*run)
-    output_of(*run, "--set", "knn.pool=avg", "knn.backend=torch")
-    words = ("limit=150", "pool=avg backend=torch limit=150", "--out", tmp_path, "--to", tmp_path / "to")
-    text = output_of("explain", *words)
-    assert "differs: pool: cls -> avg" in text and "differs: backend: faiss -> torch" in text
-    assert "--checkpoint" in text and not (tmp_path / "to").exists()
-    text = output_of("explain", *words, "--checkpoint", exports[0], *DATA)
-    assert "not explained: +0.00" in text
-    lines = {line.split()[0]: line for line in text[text.index("explains") :].splitlines() if line.strip()}
-    assert "+0.00 [" in lines["backend"]
-    total = lines["all"].split()[1]
-    assert float(total) != 0 and f" {total} [" in lines["pool"]
-
-
-CHANGES = {
-    "pool": ("cls", "avg"),
-    "k": ([10, 20, 100, 200], [3]),
-    "crop": (0.875, 1.0),
-    "norm": (True, False),
-    "interpolation": ("bicubic", "bilinear"),
-}
-SETTINGS = {name: f"{name}={after}" for name, (_, after) in CHANGES.items()} | {"k": "k=3"}
-
-
 def options_of(out, export) -> EvaluationOptions:
     arguments = {"checkpoint": (str(export),), "suite": "knn@dino", "data": ("digits=digits:",)}
     return EvaluationOptions(**arguments, out=out, limit=150, device="cpu")
-
-
-@pytest.mark.parametrize("count", [2, 5])
-def test_shares_add_up_to_the_whole_difference(tmp_path, exports, count):
-    """Of two settings in all orders, and of five in one order and its reverse."""
-    changes = dict(list(CHANGES.items())[:count])
-    shares, total = explain.explain(options_of(tmp_path, exports[0]), changes)
-    assert {share.name: share.values for share in shares} == changes
-    assert sum(share.share.difference for share in shares) == pytest.approx(total.difference, abs=1e-4)
-    assert all(share.share.low <= share.share.difference <= share.share.high for share in shares)
-    varied = [tuple(sorted(SETTINGS[name] for name in names)) for names in ((), ("k",), ("k", "pool"), changes)]
-    results, problems = variations.evaluate_variations(options_of(tmp_path, exports[0]), varied)
-    none, k, k_and_pool, all_changes = (variations.score_of(results[settings]["first"]).value for settings in varied)
-    assert not problems and total.difference == pytest.approx(all_changes - none, abs=1e-4)
-    (share_of_k,) = [share for share in shares if share.name == "k"]
-    assert share_of_k.alone == pytest.approx(k - none)
-    if count == 2:  # of two, a Shapley value is the mean of alone and last
-        pool = next(share for share in shares if share.name == "pool")
-        assert pool.last == pytest.approx(k_and_pool - k)
-        assert pool.share.difference == pytest.approx((pool.alone + pool.last) / 2, abs=1e-4)
-
-
-def test_differences_that_no_setting_explains_are_named():
-    first = made_result(made_checkpoint(), made_metrics({"top1": 50}), settings={"k": [10]}, versions={"torch": "2.5"})
-    second = replace(first, limit=100, settings={"k": [20], "layers": "all"}, versions={"torch": "2.6"})
-    settings, facts = explain.differences(first, second)
-    assert settings == {"k": ([10], [20]), "layers": ("last", "all")}  # a missing setting had its default
-    assert facts == {"limit": (None, 100), "version of torch": ("2.5", "2.6")}
-    with pytest.raises(ValueError, match="linear"):
-        explain.differences(first, replace(first, task="linear"))
 
 
 @pytest.mark.parametrize(("vary", "names"), [("poool=avg", "poool"), ("k=0", "k=0"), ("decode=exat", "decode")])
@@ -183,10 +125,3 @@ def test_the_table_of_one_network_has_no_spread_and_no_order():
     two = sensitivity.table_rows([sensitivity.Effect(tests=tests, pairs=1, **common)])
     assert [len(row) for row in alone] == [3, 3] and [len(row) for row in two] == [7, 7]
     assert alone[1] == two[1][:3]
-
-
-def test_a_wrong_name_of_a_result_is_refused_with_advice(study):
-    with pytest.raises(ValueError, match="--name one"):
-        explain.find_result("one", study)
-    with pytest.raises(ValueError, match=r"did you mean 'digits/knn@dino\["):
-        explain.find_result("digits/knn@din", study)
