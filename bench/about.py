@@ -4,88 +4,93 @@ If several of these have the same name, all are described.
 """
 
 import ast
-import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import reduce
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Literal, get_args, get_origin
 
+from bench.cli.index import ProtocolEntry, TaskEntry, choices_of, suites_of, task_entries, with_choices
 from bench.cli.output import table
-from bench.cli.settings import alternatives, meanings, setting_text, types_of
-from bench.pretraining.recipes import names_by_path, recipe_summary, values_by_path
-from bench.run.suites import Catalogue, ChosenProtocol, catalogue
-from downstream.data.scenes import TINY, served_layouts
 from engine.extensions import Extension, extensions, load_extension, warn_of
 from engine.printing import did_you_mean
-from engine.tasks import Task
-from pretrain.recipe import Recipe
 
 LISTED_BY = "`bench list` or `bench list --protocols`"
 MAX_VALUE = 40  # characters of a value on a line of a terminal
+TINY = "tiny-"  # before a layout's name: its generated set
+Tasks = Mapping[Extension, TaskEntry]
 
 
 def about(name: str) -> Iterator[str]:
     """Lines that describe everything with this name. ValueError, suggesting a similar name, if there is nothing."""
-    known = catalogue()
-    warn_of(known.broken)
+    tasks, broken = task_entries()
+    warn_of(broken)
+    suites = suites_of(tasks.values())
     by_kind = {kind: extensions(kind) for kind in DESCRIBED}
     layout = name.removeprefix(TINY).rstrip(":") if name.startswith(TINY) else ""
     if layout in by_kind["layouts"]:
         yield f"{TINY}{layout}: is a tiny generated set of this scene layout:"
         yield from _layout(by_kind["layouts"][layout])
         return
-    if name not in (names := [*known.names(), *chain(*by_kind.values())]):
+    words = {task.key: None for task in tasks}
+    words |= {word: None for entry in tasks.values() for key in entry.protocols for word in (_family(key), key)}
+    if name not in (names := [*suites, *words, *chain(*by_kind.values())]):
         raise ValueError(f"bench list: nothing is called {name!r}{did_you_mean(name, names, LISTED_BY)}")
-    if name in known.suites:
-        yield from _suite(name, known)
-    if name in known.protocols:
-        yield from _protocol(known.protocols[name], known)
-    if protocols := [chosen for chosen in known.protocols.values() if name in (chosen.key, chosen.family)]:
-        yield from _task(name, protocols, known)
+    if name in suites:
+        yield from _suite(name, suites[name], tasks)
+    for task, entry in tasks.items():
+        if name in entry.protocols:
+            yield from _protocol(name, task, entry, suites)
+        if own := [key for key in entry.protocols if name in (task.key, _family(key))]:
+            yield from _task(name, own, task, entry)
     for kind, describe in DESCRIBED.items():
         if name in by_kind[kind]:
             yield from describe(by_kind[kind][name])
 
 
-def _suite(name: str, known: Catalogue) -> Iterator[str]:
-    protocols = [chosen for key, chosen in known.protocols.items() if key in known.suites[name]]
-    yield f"suite {name}: {len(protocols)} protocols, in the order in which they run"
-    yield from table([(chosen.name, f"task {chosen.key}{_needs(chosen)}") for chosen in protocols], indent=2)
+def _family(protocol: str) -> str:
+    """`upernet` of `upernet@mae`."""
+    return protocol.partition("@")[0]
 
 
-def _needs(chosen: ChosenProtocol) -> str:
-    return f", on scenes: --data {chosen.layout}={chosen.layout}:ROOT" if chosen.layout else ""
+def _suite(name: str, members: Sequence[str], tasks: Tasks) -> Iterator[str]:
+    yield f"suite {name}: {len(members)} protocols, in the order in which they run"
+    rows = [
+        (protocol.cost, key, f"task {task.key}{_needs(protocol)}")
+        for task, entry in tasks.items()
+        for key, protocol in entry.protocols.items()
+        if key in members
+    ]
+    rows.sort(key=lambda row: row[0])
+    yield from table([row[1:] for row in rows], indent=2)
 
 
-def _protocol(chosen: ChosenProtocol, known: Catalogue) -> Iterator[str]:
-    suites = [suite for suite, names in known.suites.items() if chosen.name in names]
-    yield f"protocol {chosen.name}, version {chosen.protocol.version}, of task {chosen.key}{_needs(chosen)}"
-    yield _row("source", chosen.protocol.source)
-    yield _row("suites", ", ".join(suites) or f"none; select it by --suite {chosen.name}")
-    yield from _plugin(chosen.plugin)
-    yield f"  settings, changed by --set {chosen.name}.NAME=VALUE:"
-    task = chosen.task
-    values = {field.name: setting_text(getattr(task, field.name)) for field in dataclasses.fields(task)}
-    yield from _settings(values, meanings(type(task)), choices_of(task))
+def _needs(protocol: ProtocolEntry) -> str:
+    return f", on scenes: --data {protocol.layout}={protocol.layout}:ROOT" if protocol.layout else ""
 
 
-def _task(name: str, protocols: Sequence[ChosenProtocol], known: Catalogue) -> Iterator[str]:
-    kind = "downstream" if protocols[0].layout else "probes"
-    yield f"task {protocols[0].key}{_needs(protocols[0])}"
-    yield from _docstring(extensions(kind)[protocols[0].key])
-    yield from _plugin(protocols[0].plugin)
+def _protocol(name: str, task: Extension, entry: TaskEntry, suites: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    protocol = entry.protocols[name]
+    own = [suite for suite, names in suites.items() if name in names]
+    yield f"protocol {name}, version {protocol.version}, of task {task.key}{_needs(protocol)}"
+    yield _row("source", protocol.source)
+    yield _row("suites", ", ".join(own) or f"none; select it by --suite {name}")
+    yield from _plugin(task.plugin)
+    yield f"  settings, changed by --set {name}.NAME=VALUE:"
+    texts = {setting: text for setting, (_, text) in entry.classes[protocol.task_class].items()}
+    yield from _settings(entry.settings(name), texts)
+
+
+def _task(name: str, protocols: Sequence[str], task: Extension, entry: TaskEntry) -> Iterator[str]:
+    yield f"task {task.key}{_needs(entry.protocols[protocols[0]])}"
+    yield from _docstring(task)
+    yield from _plugin(task.plugin)
     yield "  protocols:"
-    yield from table([(chosen.name, chosen.protocol.source) for chosen in protocols], indent=4)
+    yield from table([(protocol, entry.protocols[protocol].source) for protocol in protocols], indent=4)
     yield f"  settings, changed by --set {name}.NAME=VALUE; the most frequent value, and how many protocols have it:"
-    task = protocols[0].task
-    values = {
-        field.name: _most_frequent(
-            [setting_text(getattr(protocol.task, field.name, "")) or "(empty)" for protocol in protocols]
-        )
-        for field in dataclasses.fields(task)
-    }
-    yield from _settings(values, meanings(type(task)), choices_of(task))
+    settings = [entry.settings(protocol) for protocol in protocols]
+    texts = {setting: text for setting, (_, text) in entry.classes[entry.protocols[protocols[0]].task_class].items()}
+    yield from _settings(
+        {setting: _most_frequent([own.get(setting) or "(empty)" for own in settings]) for setting in texts}, texts
+    )
 
 
 def _importer(extension: Extension) -> Iterator[str]:
@@ -99,6 +104,9 @@ def _importer(extension: Extension) -> Iterator[str]:
 
 
 def _method(extension: Extension) -> Iterator[str]:
+    from bench.cli.settings import setting_text
+    from bench.pretraining.recipes import meanings_of, names_by_path, recipe_summary, values_by_path
+
     recipes = load_extension("methods", extension.key).RECIPES
     yield f"method {extension.key}: bench pretrain {extension.key} --recipe NAME --images URL --out DIR"
     yield from _docstring(extension)
@@ -108,13 +116,16 @@ def _method(extension: Extension) -> Iterator[str]:
         [(name, f"{recipe_summary(recipe)}; {recipe.source}") for name, recipe in recipes.items()], indent=4
     )
     yield "  settings, changed by --set NAME=VALUE:"
-    by_recipe = {name: _values(recipe) for name, recipe in recipes.items()}
-    names = dict.fromkeys(name for values in by_recipe.values() for name in values)
-    values = {
-        name: _value_or_values({recipe: values[name] for recipe, values in by_recipe.items() if name in values})
-        for name in names
-    }
-    yield from _settings(values, _meanings_in(recipes.values()), _choices_in(recipes.values()))
+    values: dict[str, dict[str, str]] = {}  # setting -> recipe -> value
+    texts: dict[str, str] = {}
+    for recipe_name, recipe in recipes.items():
+        names, choices = names_by_path(recipe), choices_of(recipe)
+        for path, value in values_by_path(recipe).items():
+            values.setdefault(names[path], {})[recipe_name] = setting_text(value)
+        texts |= with_choices(
+            meanings_of(recipe), {names[path]: text for path, text in choices.items() if path in names}
+        )
+    yield from _settings({name: _value_or_values(of_recipes) for name, of_recipes in values.items()}, texts)
 
 
 def _image_set(extension: Extension) -> Iterator[str]:
@@ -127,52 +138,20 @@ def _image_set(extension: Extension) -> Iterator[str]:
 
 def _layout(extension: Extension) -> Iterator[str]:
     key = extension.key
-    layouts = (key, *served_layouts(key))
-    protocols = [protocol for protocol in catalogue().protocols.values() if protocol.layout in layouts]
-    tasks = dict.fromkeys(protocol.key for protocol in protocols)
-    names = sorted(protocol.name for protocol in protocols)
+    layouts = (key, *getattr(load_extension("layouts", key), "SERVES", ()))
+    names: dict[str, list[str]] = {}  # task -> its protocols on these scenes
+    for task, entry in task_entries()[0].items():
+        if own := [name for name, protocol in entry.protocols.items() if protocol.layout in layouts]:
+            names[task.key] = own
     yield f"scene layout {key}: bench data check {key}:ROOT, or {TINY}{key}: for a tiny generated set"
     yield from _docstring(extension)
-    yield _row("tasks", ", ".join(tasks) or "none")
-    yield _row("protocols", ", ".join(names) or "none")
+    yield _row("tasks", ", ".join(names) or "none")
+    yield _row("protocols", ", ".join(sorted(chain(*names.values()))) or "none")
     yield from _plugin(extension.plugin)
 
 
 # Kind of extension -> function that describes one; tasks are described by `_task`.
 DESCRIBED = {"importers": _importer, "methods": _method, "imagesets": _image_set, "layouts": _layout}
-
-
-def _values(recipe: Recipe) -> dict[str, str]:
-    """Name of a setting, as in `--set` -> its value in a recipe."""
-    names = names_by_path(recipe)
-    return {names[path]: setting_text(value) for path, value in values_by_path(recipe).items()}
-
-
-def _meanings_in(recipes: Iterable[Recipe]) -> dict[str, str]:
-    """Name of a setting, as in `--set` -> its meaning."""
-    texts: dict[str, str] = {}
-    for recipe in recipes:
-        for path, name in names_by_path(recipe).items():
-            *parents, field = path.split(".")
-            text = meanings(type(reduce(getattr, parents, recipe))).get(field)
-            texts |= {name: text} if text else {}
-    return texts
-
-
-def _choices_in(recipes: Iterable[Recipe]) -> dict[str, str]:
-    """Name of a setting, as in `--set` -> its possible values."""
-    choices: dict[str, str] = {}
-    for recipe in recipes:
-        names = names_by_path(recipe)
-        choices |= {names[path]: text for path, text in choices_of(recipe).items() if path in names}
-    return choices
-
-
-def choices_of(settings: Task | Recipe) -> dict[str, str]:
-    """Path of a setting -> its possible values, for settings that have a fixed set of choices."""
-    types = types_of(settings)
-    choices = {path: ", ".join(map(str, get_args(kind))) for path, kind in types.items() if get_origin(kind) is Literal}
-    return choices | {name: ", ".join(kinds) for name, kinds in alternatives(settings).items()}
 
 
 def _most_frequent(values: Sequence[str]) -> str:
@@ -209,9 +188,6 @@ def _row(name: str, text: str, width: int = 8) -> str:
     return "\n".join(table([(f"{name:{width}}", text)], indent=2))
 
 
-def _settings(values: Mapping[str, str], texts: Mapping[str, str], choices: Mapping[str, str]) -> list[str]:
-    rows = []
-    for name, value in values.items():
-        choice = f"[{choices[name]}]" if name in choices else ""
-        rows.append((name, value or "(empty)", f"{texts.get(name, '')} {choice}".strip()))
+def _settings(values: Mapping[str, str], texts: Mapping[str, str]) -> list[str]:
+    rows = [(name, value or "(empty)", texts.get(name, "")) for name, value in values.items()]
     return table(rows, indent=4, wrapped={1: MAX_VALUE})

@@ -23,7 +23,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from bench.about import choices_of
+from bench.cli.index import choices_of
 from bench.cli.settings import meanings, setting_text
 from bench.leaderboards.tables import Leaderboard, cell_text, leaderboard_of
 from bench.pretraining.recipes import recipe_summary

@@ -83,10 +83,6 @@ def with_names(references: Sequence[str], names: Sequence[str]) -> list[tuple[st
     return list(zip(references, names or (None,) * len(references), strict=True))
 
 
-TASK_KINDS = ("probes", "downstream")
-NAME = r"[a-z0-9_]+@[A-Za-z0-9_.]+"
-
-
 def check_names(checkpoints: Sequence[str], suite: str, data: Sequence[str]) -> None:
     """ValueError for the first name that is certainly unknown; the rest is checked later, when torch is loaded."""
     from checkpoints.import_options import check_reference
@@ -114,28 +110,21 @@ def check_names(checkpoints: Sequence[str], suite: str, data: Sequence[str]) -> 
 def refuse_unknown(suite: str) -> None:
     """ValueError for a word of `--suite` that is the name of no suite, task or protocol.
 
-    The task files are read as text, not imported: they contain each protocol's name, or its beginning up to a `_` if a
-    function composes the name. Plugins may compose names in any way, so nothing is refused if one is installed.
+    Nothing is refused if a task file is not in the index, since its names are known only when it is imported.
     """
-    tasks = [extension for kind in TASK_KINDS for extension in extensions(kind).values()]
-    if any(task.plugin for task in tasks):
+    from bench.cli.index import KINDS, is_stored, stored_index, suites_of
+
+    tasks = [extension for kind in KINDS for extension in extensions(kind).values()]
+    if not all(map(is_stored, tasks)):
         return
-    folders = {task.path.parents[1] for task in tasks}
-    texts = [path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py")]
-    stems = {name for text in texts for name in re.findall(f'"({NAME})"', text)}
-    suites = {
-        name
-        for text in texts
-        for part in re.findall(r"^SUITES = \{(.*?)^\}", text, re.M | re.S)
-        for name in re.findall(r'"([^"@]+)":', part)
-    }
-    words = {*suites, *(task.key for task in tasks), *(stem.partition("@")[0] for stem in stems)}
+    index = stored_index()
+    names = {*suites_of(index.values()), *index, *(name for entry in index.values() for name in entry.protocols)}
+    words = names | {name.partition("@")[0] for name in names}
     for word in filter(None, map(str.strip, suite.split(","))):
-        if word not in words and not any(word == stem or word.startswith(f"{stem}_") for stem in stems):
-            named = {name for text in texts for name in re.findall(f'"({NAME})":', text)}
+        if word not in words:
             raise ValueError(
                 f"--suite: no suite, task or protocol {word!r}"
-                f"{did_you_mean(word, sorted(words | named), '`bench list --protocols`')}"
+                f"{did_you_mean(word, sorted(words), '`bench list --protocols`')}"
             )
 
 

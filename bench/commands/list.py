@@ -68,32 +68,32 @@ def run(options: Options) -> int:
 
 
 def _list_suites() -> int:
-    from bench.run.suites import catalogue
+    from bench.cli.index import suites_of, task_entries
 
-    known = catalogue()
-    warn_of(known.broken)
-    for suite, names in known.suites.items():
+    entries, broken = task_entries()
+    warn_of(broken)
+    for suite, names in suites_of(entries.values()).items():
         say(f"{suite}: {len(names)} protocols; to list them: bench list {suite}")
     return 0
 
 
 def _list_protocols(kind: str | None) -> int:
-    from bench.run.suites import KINDS, catalogue
+    from bench.cli.index import KINDS, suites_of, task_entries
 
     if kind and kind not in SECTIONS:
         raise ValueError(f"--protocols lists those of tasks or downstream; for those of {kind} only: bench list {kind}")
     if kind and SECTIONS[kind] not in KINDS:
         raise ValueError(f"{kind} have no protocols; use: bench list tasks --protocols")
-    known = catalogue([SECTIONS[kind]] if kind else KINDS)
-    warn_of(known.broken)
-    say(f"suites: {', '.join(known.suites)}")
+    entries, broken = task_entries()
+    warn_of(broken)
+    chosen = [entry for task, entry in entries.items() if not kind or task.kind == SECTIONS[kind]]
+    say(f"suites: {', '.join(suites_of(chosen))}")
     rows = []
-    for name, chosen in sorted(known.protocols.items()):
-        suites = ", ".join(suite for suite, names in known.suites.items() if name in names)
-        rows.append((name, f"version {chosen.protocol.version}  suites: {suites or 'none'}"))
-        rows.append(("", chosen.protocol.source))
+    for name, protocol in sorted((name, protocol) for entry in chosen for name, protocol in entry.protocols.items()):
+        rows.append((name, f"version {protocol.version}  suites: {', '.join(protocol.suites) or 'none'}"))
+        rows.append(("", protocol.source))
     say(*table(rows))
-    if not known.protocols:
+    if not rows:
         say("no protocols yet")
     return 0
 

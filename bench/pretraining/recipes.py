@@ -10,7 +10,7 @@ from functools import reduce
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.cli.settings import alternatives, changed, read_changes, setting_text, types_of
+from bench.cli.settings import alternatives, changed, meanings, read_changes, setting_text, types_of
 from engine.extensions import load_extension, source_files
 from engine.printing import did_you_mean
 from pretrain.recipe import Recipe
@@ -122,6 +122,15 @@ def types_by_path(recipe: Recipe) -> dict[str, Any]:
     types = {path: hint for path, hint in types_of(recipe).items() if path not in FIXED}
     types |= {name: Literal[tuple(kinds)] for name, kinds in alternatives(recipe).items()}
     return {path: types[path] for path in sorted(types, key=lambda path: ORDER.get(path.partition(".")[0], 0))}
+
+
+def meanings_of(recipe: Recipe) -> dict[str, str]:
+    """Name of a setting, as in `--set` -> its meaning; settings without a comment are omitted."""
+    texts = {}
+    for path, name in names_by_path(recipe).items():
+        *parents, field = path.split(".")
+        texts[name] = meanings(type(reduce(getattr, parents, recipe))).get(field, "")
+    return {name: text for name, text in texts.items() if text}
 
 
 def values_by_path(recipe: Recipe) -> dict[str, Any]:
