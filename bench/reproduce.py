@@ -5,7 +5,6 @@ at all; its weights are given by the user, or trained first. Measurements are re
 the log of a training.
 """
 
-import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,6 +37,7 @@ from checkpoints.frozen import SCHEME
 from checkpoints.import_options import TIMM_SCHEMES
 from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension, source_files, warn_of
+from engine.files import read_json
 from engine.printing import did_you_mean, printable
 from pretrain.loop.exporting import EXPORT, finished_export, identity_in, is_run
 from pretrain.loop.records import cost_of
@@ -254,7 +254,7 @@ def _difference_of(value: PublishedValue, reference: str) -> str:
     if is_run(path):
         path = finished_export(path) or path
     if is_export(path):
-        facts = json.loads((path / "config.json").read_bytes())["vit_export"]
+        facts = read_json(path / "config.json")["vit_export"]
         spec = ViTSpec(**facts["spec"])
         return other_weights(value, str(facts.get("method") or ""), spec.label, facts.get("epochs") or 0)
     if is_run(path):

@@ -12,8 +12,8 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from engine.printing import say
 
 # Errors of flock and lockf on file systems without locks, such as some mounts of Lustre, NFS and FUSE.
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # the disk is full, or a quota or limit is reached
 
 MAX_TEXT = 1 << 28  # bytes of a list or table; ImageNet's 1.28 million training images need 50 MB
 MAX_JSON = 1 << 31  # bytes of a JSON file; COCO's annotations of train2017 have 470 MB, Objects365's 1.5 GB
@@ -262,11 +263,71 @@ def read_json(path: Path | str, most: int = MAX_JSON, type: Any = Any) -> Any:
         OSError: It cannot be opened.
     """
     try:
-        return msgspec.json.decode(read_regular(path, most).removeprefix(codecs.BOM_UTF8), type=type)
+        return _decoded(read_regular(path, most).removeprefix(codecs.BOM_UTF8), type)
     except RecursionError as error:
         raise ValueError(f"{path}: nested too deep for a file of this kind") from error
     except ValueError as error:  # also msgspec's errors
         raise ValueError(f"{path}: {error}") from error
+
+
+def read_json_lines(path: Path | str) -> list[dict[str, Any]]:
+    """The JSON objects in the lines of a regular file, without lines that a kill cut short. Raises as `read_text`."""
+    values = []
+    for line in read_text(path).splitlines():
+        with suppress(ValueError, RecursionError):
+            values.append(_decoded(line.encode(), dict[str, Any]))
+    return values
+
+
+def _decoded(content: bytes, type: Any) -> Any:
+    try:
+        return msgspec.json.decode(content, type=type)
+    except msgspec.DecodeError as error:
+        if "surrogate" not in str(error):
+            raise
+        # Python writes bytes of file names that are not UTF-8 as single surrogates, which other readers refuse.
+        return msgspec.convert(json.loads(content), type)
+
+
+def irregular_files(folder: Path | str, regular: tuple[str, ...] = ()) -> list[str]:
+    """Pipes, devices and sockets below a folder, for which a library that reads the folder could wait for ever.
+
+    regular: endings of names, in lower case, of files that are not looked at.
+    """
+    names = [
+        os.path.join(parent, name)
+        for parent, _, files in os.walk(folder)
+        for name in files
+        if not (regular and name.lower().endswith(regular))
+    ]
+    return sorted(name for name in names if os.path.exists(name) and not os.path.isfile(name))
+
+
+def reserve(sizes: Mapping[Path, int]) -> None:
+    """Make files of one folder as long as `sizes` says (bytes), on disk space of their own, with zeros for what is new.
+
+    A write into a sparse file that is mapped to memory would end the process with SIGBUS on a full disk. ValueError if
+    the disk has no room for all files; those that did not exist are removed then.
+    """
+    folder, new = next(iter(sizes)).parent, [path for path in sizes if not path.exists()]
+    needed = sum(size - (0 if path in new else path.stat().st_blocks * 512) for path, size in sizes.items())
+    free = shutil.disk_usage(folder).free
+    try:
+        if needed > free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        for path, size in sizes.items():
+            with open(path, "ab") as file:
+                if os.fstat(file.fileno()).st_blocks * 512 < size:
+                    os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        for path in new:
+            path.unlink(missing_ok=True)
+        if error.errno not in NO_ROOM:
+            raise
+        raise ValueError(
+            f"{', '.join(path.name for path in sizes)} need {needed / 2**20:,.1f} MiB in {folder}, where "
+            f"{free / 2**20:,.1f} MiB are free ({error.strerror}); make room, or give --out a folder on a larger disk"
+        ) from error
 
 
 def sha256_of_file(path: Path | str) -> str:

@@ -19,12 +19,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from PIL import Image
 
-from engine.files import digest
+from engine.files import digest, irregular_files, open_regular
 from imagesets.decoding import UnreadableImage, decode_rgb
 from imagesets.listing import HOLD_OUT, SPLIT_WORDS, short_list
 from imagesets.names import PackedNames
 from imagesets.sets import HEAD_BYTES, FileImages, ImageSet, ReportedMetric, Split, contents_digest
-from imagesets.walk import MAX_INT64, user_cache, write_cached_arrays
+from imagesets.walk import EXTENSIONS, MAX_INT64, user_cache, write_cached_arrays
 
 READ_BLOCK = 8 << 20  # bytes of one read when reading ahead
 
@@ -103,9 +103,9 @@ class StoredImages:
         """Read the part of a shard that holds the images at `indices`, sequentially, and discard it."""
         assert isinstance(self.store, ShardStore)
         block = memoryview(bytearray(READ_BLOCK))
-        with suppress(OSError):  # raised again when the image is decoded
+        with suppress(OSError, ValueError):  # raised again when the image is decoded
             path, start, end = self.store.span(self.store_indices[indices])
-            with open(path, "rb", buffering=0) as file:
+            with open_regular(path) as file:
                 file.seek(start)
                 while start < end and (count := file.readinto(block[: end - start])):
                     start += count
@@ -250,6 +250,12 @@ def split_files(url: str, place: str, split: Split, suffix: str) -> list[str]:
     )
 
 
+def refuse_irregular_files(url: str, folder: str) -> None:
+    """ValueError for a pipe, device or socket below a folder that a library is going to read, which could block it."""
+    if irregular := irregular_files(folder, EXTENSIONS):  # images are read by this project
+        raise ValueError(f"{url}: {irregular[0]} is a pipe, device or socket, not a regular file; remove it")
+
+
 def cached_index(
     files: Sequence[str], version: object, read: Callable[[], Mapping[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
@@ -266,7 +272,7 @@ def cached_index(
     stamps = [[os.path.realpath(p), stat.st_size, stat.st_mtime_ns] for p, stat in zip(files, stats, strict=True)]
     path = user_cache() / "indexes" / f"{digest([version, stamps])[:32]}.npz"
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except Exception:  # missing or damaged file: NumPy and zipfile raise nearly any type
         arrays = dict(read())

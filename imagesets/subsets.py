@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.files import read_text
 from imagesets.listing import short_list
 from imagesets.selection import quotas, stratified_sample
 from imagesets.sets import ImageSet
@@ -71,10 +72,11 @@ def from_list(image_set: ImageSet, path: str | Path) -> ImageSet:
 def read_names(path: str | Path) -> list[str]:
     """The non-empty lines of a list file. Raises ValueError if it cannot be read, is empty or repeats a line."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise ValueError(f"{path}: cannot be read as a list of file names ({reason}); give a text file") from error
+        lines = read_text(path).splitlines()
+    except OSError as error:
+        raise ValueError(
+            f"{path}: cannot be read as a list of file names ({error.strerror}); give a text file"
+        ) from error
     names = [line.strip() for line in lines if line.strip()]
     if not names:
         raise ValueError(f"{path}: lists no image; give one file name a line, such as n01440764_10183.JPEG")

@@ -5,6 +5,8 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 LEVEL = {
     "engine": 0,
@@ -82,3 +84,78 @@ def test_circles_are_found():
 
 def test_source_is_ascii():
     assert not [str(path) for path in [*FILES, *(ROOT / "tests").rglob("*.py")] if not path.read_text().isascii()]
+
+
+# Calls that read a file, by the last part of the function's name. `open_regular`, `read_regular`, `read_text(PATH)` and
+# `read_json` of engine/files.py refuse pipes and devices, limit sizes, and name the file.
+READING_METHODS = ("read_text", "read_bytes", "load", "loadtxt", "genfromtxt", "fromfile", "memmap", "FileIO")
+JSON_TEXTS = ("json.loads", "json.decode")  # raise RecursionError for deep values
+OWN = "a file of this package"
+SYSTEM = "a file of the kernel"
+CHECKED = "the file was opened by open_regular before"
+CACHE = "a file that this project wrote and checked, mapped to memory"
+CAUGHT = "text of a few kilobytes, RecursionError is caught"
+READS = {
+    "bench/about.py: path.read_text": OWN,
+}
+
+
+def dotted_name(node: ast.expr) -> str:
+    """`json.load` of the node of `json.load`; for what is no name its last parts, `read_text` of `(a / b).read_text`."""
+    if isinstance(node, ast.Attribute):
+        parent = dotted_name(node.value)
+        return f"{parent}.{node.attr}" if parent else node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def is_read(call: ast.Call) -> bool:
+    """Whether a call reads a file in a way that can block, fill the memory or fail without naming the file."""
+    name = dotted_name(call.func)
+    parents, _, last = name.rpartition(".")
+    if last == "open" and parents not in ("os", "Image", "webbrowser"):
+        arguments = [*call.args[0 if parents and parents != "io" else 1 :][:1]]
+        modes = [*arguments, *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+        mode = next((str(node.value) for node in modes if isinstance(node, ast.Constant)), "r")
+        return not set(mode) & set("wax+")
+    if last in ("loads", "decode") and name.endswith(JSON_TEXTS):  # a value that json.dumps just wrote is our own
+        return not (isinstance(call.args[0], ast.Call) and dotted_name(call.args[0].func) == "json.dumps")
+    return last in READING_METHODS and isinstance(call.func, ast.Attribute) or last in ("safe_open", "load_file")
+
+
+def reads(path: Path) -> list[str]:
+    """`FILE: FUNCTION` of every such call in a file."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call) and is_read(node)]
+    return [f"{path.relative_to(ROOT)}: {dotted_name(call.func)}" for call in calls]
+
+
+def test_files_from_outside_are_read_by_engine_files():
+    found = {read for path in FILES if path.relative_to(ROOT).parts[0] != "tools" for read in reads(path)}
+    assert sorted(found - READS.keys()) == [], "read it by engine/files.py; if it is the project's own, say so in READS"
+    assert sorted(READS.keys() - found) == [], "no longer read: remove it from READS"
+
+
+@pytest.mark.parametrize(
+    ("code", "bare"),
+    [
+        ("open(path)", True),
+        ("open(path, 'rb')", True),
+        ("open(path, mode='r')", True),
+        ("Path(path).open()", True),
+        ("path.read_text(encoding='utf-8')", True),
+        ("(folder / name).read_bytes()", True),
+        ("json.load(file)", True),
+        ("json.loads(text)", True),
+        ("msgspec.json.decode(text)", True),
+        ("np.load(path)", True),
+        ("tarfile.open(path)", True),
+        ("open(path, 'w')", False),
+        ("path.open('ab')", False),
+        ("read_text(path)", False),
+        ("read_json(path)", False),
+        ("open_regular(path)", False),
+        ("json.loads(json.dumps(value))", False),
+        ("Image.open(file)", False),
+    ],
+)
+def test_bare_reads_are_recognised(code, bare):
+    assert is_read(ast.parse(code, mode="eval").body) is bare

@@ -26,7 +26,7 @@ from bench.cluster.task import (
     submissions,
 )
 from bench.results.record import Result, read_result
-from engine.files import is_locked
+from engine.files import is_locked, open_regular
 from engine.printing import printable
 from engine.progress import span
 
@@ -169,7 +169,7 @@ def failure_of(out: Path, task: TaskRecord, attempt: AttemptState) -> str:
 
 def _tail(path: Path) -> list[str]:
     """The last lines of a log."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         file.seek(max(0, path.stat().st_size - TAIL))
         return file.read().decode(errors="replace").splitlines()
 

@@ -32,7 +32,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from engine.files import locked, write_atomic
+from engine.files import locked, read_json, write_atomic
 from engine.printing import say
 from engine.training.interruptions import STOPPED
 
@@ -126,10 +126,10 @@ def lock_of(folder: Path, number: int | None = None) -> Path:
 
 def _read(path: Path, kind: type[Record]) -> Record:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return read_json(path, type=kind)
     except ValueError as error:
         raise ValueError(
-            f"{path}: not a valid file of a submission ({error}); move {path.parent} away and submit again"
+            f"not a valid file of a submission: {error}; move {path.parent} away and submit again"
         ) from error
 
 

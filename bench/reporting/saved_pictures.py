@@ -18,7 +18,7 @@ from PIL import Image
 from bench.reporting.contents import ReportContents
 from bench.reporting.panels import RECORD
 from downstream.data.scenes import layout_of
-from imagesets.decoding import open_image
+from imagesets.decoding import open_image, read_bytes
 
 FOLDERS_WITHOUT_PICTURES = ("cache", "exports", "removed", "results")  # in a folder of results
 PATTERNS = ("*.png", "*/*.png", "*/*/*.png")  # of pictures in a folder of results
@@ -43,7 +43,7 @@ def report_pictures(out: Path, report: ReportContents) -> dict[str, Any]:
     page_bytes, copies = 0, set[bytes]()
     for path in picture_files(out):
         with contextlib.suppress(OSError, ValueError, SyntaxError):  # raised by Pillow for a damaged file
-            data = path.read_bytes()
+            data = read_bytes(str(path))
             picture = None if data in copies else shown_picture(data, path.relative_to(out).as_posix(), names)
             if picture is None:
                 continue
@@ -101,7 +101,7 @@ class PictureRecord(TypedDict):
 
 def record_in(text: str) -> PictureRecord | None:
     """The record in a text of a PNG; None for any other text."""
-    with contextlib.suppress(msgspec.DecodeError):
+    with contextlib.suppress(msgspec.DecodeError, RecursionError):
         return msgspec.json.decode(text, type=PictureRecord)
     return None
 

@@ -24,7 +24,7 @@ from bench.sharing.card import CardSubject, read_config
 from bench.sharing.record import check_record, publication_of, rerun_script
 from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import CARD
-from engine.files import digest, folder_atomic, write_atomic
+from engine.files import digest, folder_atomic, read_text, write_atomic
 from engine.printing import printable
 
 SITE_FILE = "site.json"  # marks a folder as a site, which a later site may replace
@@ -168,7 +168,7 @@ def checkpoint_values(
         "protocols": protocols,
         "results": [report.results[index] for index in own_indices],
         "facts": {key: value for key, value in facts.items() if key not in ("name", "kind", "cost") and value},
-        "card": card.read_text(encoding="utf-8") if card.is_file() else "",
+        "card": read_text(card) if card.is_file() else "",
         "commands": rerun_script(
             [results[index] for index in own_indices], {used.key: CardSubject(used=used, config=config)}
         ),

@@ -1,11 +1,11 @@
 """The logs of pretrainings, from which training curves are drawn."""
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.reporting.contents import ReportContents
+from engine.files import read_json, read_json_lines
 
 TrainingLog = Sequence[Mapping[str, float]]  # lines of a log.jsonl, each with the numbers in it by key
 
@@ -27,9 +27,8 @@ def read_log(path: Path) -> TrainingLog:
     computed from the updates per epoch.
     """
     lines: list[dict[str, float]] = []
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        for text in path.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(text)
+    with contextlib.suppress(OSError, ValueError):
+        for entry in read_json_lines(path):
             lines.append({key: value for key, value in entry.items() if isinstance(value, int | float)})
     with_epoch = [line for line in lines if line.get("epoch") and line.get("step")]
     first, last = (with_epoch[0], with_epoch[-1]) if with_epoch else ({}, {})
@@ -52,6 +51,6 @@ def read_log(path: Path) -> TrainingLog:
 def _batch_size(run: Path) -> int:
     """Batch size of the pretraining in a folder; 0 if its run.json does not have it."""
     try:
-        return int(json.loads((run / "run.json").read_bytes())["settings"]["batch"])
+        return int(read_json(run / "run.json")["settings"]["batch"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0

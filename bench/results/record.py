@@ -7,6 +7,7 @@ the failure is written next to it, as `<stem>.failed.json`.
 
 import io
 import json
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from zipfile import BadZipFile
 import msgspec
 import numpy as np
 
-from engine.files import digest, write_atomic
+from engine.files import digest, open_regular, read_json, write_atomic
 from engine.optional import require
 from engine.printing import html_template
 from engine.tasks import Workspace
@@ -439,9 +440,9 @@ def write_result(path: Path, result: Result, arrays: Mapping[str, np.ndarray], l
 def read_result(path: Path) -> Result:
     """Read a result file; unknown keys are ignored. ValueError for a damaged file, NewerSchema for a newer schema."""
     try:
-        value = msgspec.json.decode(path.read_bytes())
+        value = read_json(path)
     except ValueError as error:
-        raise ValueError(f"{path}: not a result file: {error}") from error
+        raise ValueError(f"{path}: not a result file: {str(error).removeprefix(f'{path}: ')}") from error
     if not isinstance(value, dict) or not isinstance(value.get("schema"), int):
         raise ValueError(f"{path}: not a result file: it has no schema version")
     if value["schema"] > SCHEMA:
@@ -459,9 +460,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """All arrays of a result, from the `.npz` file next to it. ValueError if they cannot be read."""
     arrays_path = path.with_suffix(".npz")
     try:
-        with np.load(arrays_path) as arrays:
+        with open_regular(arrays_path) as file, np.load(file) as arrays:
             return dict(arrays)
-    except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
+    except (OSError, EOFError, KeyError, ValueError, BadZipFile, zlib.error) as error:
         raise ValueError(f"{arrays_path}: its arrays cannot be read; make the result again with --rerun") from error
 
 

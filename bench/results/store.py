@@ -31,7 +31,7 @@ from bench.results.record import (
     read_result,
     result_files,
 )
-from engine.files import digest, write_atomic
+from engine.files import digest, read_json, write_atomic
 from engine.printing import did_you_mean
 
 VERSION = 1  # raise it when the same file would be read differently
@@ -152,7 +152,7 @@ def write_cache(path: Path, content: bytes) -> None:
 def _read_cache(out: Path) -> dict[str, _CachedResult]:
     """Path relative to OUT/results -> cached result; empty if the cache is missing, damaged or of another version."""
     try:
-        content = msgspec.json.decode(_cache_file(out).read_bytes(), type=_ResultCache)
+        content = read_json(_cache_file(out), type=_ResultCache)
     except (OSError, ValueError):
         return {}
     return content["results"] if content["version"] == _version() else {}

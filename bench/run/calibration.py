@@ -20,7 +20,7 @@ from torch import Tensor
 
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport
-from engine.files import digest, write_atomic
+from engine.files import digest, read_json, write_atomic
 from engine.machine import hardware
 from engine.printing import did_you_mean
 from engine.tasks import Workspace
@@ -60,7 +60,7 @@ class Calibration:
             path=space.cache / "calibration" / f"{name}.json", rate=product_rate(space.device) / NETWORK_SLOWDOWN
         )
         try:
-            stored = json.loads(calibration.path.read_text())
+            stored = read_json(calibration.path, type=dict[str, Any])
             return replace(calibration, date=stored["date"], units=stored["units"])
         except (FileNotFoundError, ValueError, KeyError):  # a damaged file is replaced by new measurements
             return calibration

@@ -8,7 +8,6 @@ The Hub's parsers ignore unknown keys and accept any value; tests check what is 
 `Publication` holds what only the user knows; `SharedGroup` holds the results of a checkpoint in one group.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from bench.results.store import comparable_results
 from bench.run.checkpoints import default_name, describe
 from checkpoints.export import CARD, CARD_MARK, COST, EVALUATIONS, ViTExport, is_card, is_export
 from checkpoints.spec import ViTSpec
-from engine.files import digest, write_atomic
+from engine.files import digest, read_json, write_atomic
 from engine.printing import in_markdown, markdown_table, millions, printable
 from pretrain.loop.exporting import EXPORT, is_run
 
@@ -219,10 +218,10 @@ def card_files(subject: CardSubject, results: Iterable[Result], publication: Pub
 def read_config(folder: Path) -> dict[str, Any]:
     """An export's config.json, with the contents of cost.json. ValueError if the folder is not an export."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_json(folder / "config.json")
         cost = folder / COST
         if cost.exists():
-            config["vit_export"]["cost"] = json.loads(cost.read_text(encoding="utf-8"))
+            config["vit_export"]["cost"] = read_json(cost)
         ViTSpec(**config["vit_export"]["spec"])
         if not all(key in config["pretrained_cfg"] for key in TIMM_KEYS):
             raise ValueError(f"pretrained_cfg lacks one of {', '.join(TIMM_KEYS)}")

@@ -43,7 +43,17 @@ from bench.sharing.recomputed import differences
 from bench.statistics.paired import MOST_IMAGES
 from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import CARD, COST, is_export
-from engine.files import folder_atomic, sha256_of_file, write_atomic
+from engine.files import (
+    MAX_JSON,
+    MAX_TEXT,
+    folder_atomic,
+    irregular_files,
+    open_regular,
+    read_json,
+    read_regular,
+    sha256_of_file,
+    write_atomic,
+)
 from engine.machine import git_commit, installed
 from engine.printing import counted, in_words, printable
 from pretrain.loop.exporting import EXPORT, RUN, is_run
@@ -326,16 +336,16 @@ def write_record(out: Path, folder: Path, publication: Publication, key: Path | 
 
 def signer(folder: Path) -> tuple[str, str]:
     """The key that signed a record, as ssh-keygen prints it, and a problem with the signature; "" for each if none."""
-    if not (folder / SIGNATURE).exists():
+    if not (folder / SIGNATURE).is_file():
         return "", ""
     output, problem = _ssh("check-novalidate", "-s", str(folder / SIGNATURE), read=folder / SUMS)
     return output.partition("signature with ")[2], f"{SIGNATURE}: not of {SUMS} ({problem})" if problem else ""
 
 
-def _ssh(action: str, *arguments: str, read: Path = Path(os.devnull)) -> tuple[str, str]:
-    """Run `ssh-keygen -Y`; returns its output, and the reason of a failure or ""."""
+def _ssh(action: str, *arguments: str, read: Path | None = None) -> tuple[str, str]:
+    """Run `ssh-keygen -Y` with the file `read` as its input; returns its output, and the reason of a failure or ""."""
     try:
-        with open(read, "rb") as file:
+        with open_regular(read) if read else open(os.devnull, "rb") as file:
             completed = subprocess.run(
                 ["ssh-keygen", "-Y", action, "-n", "bench-record", *arguments],
                 stdin=file,
@@ -403,6 +413,11 @@ def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
 
     ValueError if the folder is not a record.
     """
+    if irregular := irregular_files(folder):
+        yield from (
+            f"{os.path.relpath(path, folder)}: a pipe, device or socket, not a regular file" for path in irregular
+        )
+        return
     publication, is_same_version = publication_of(folder), _is_written_by_this_version(folder)
     yield from _checksum_differences(folder)
     yield from filter(None, signer(folder)[1:])
@@ -417,7 +432,7 @@ def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
         if not (folder / name).is_file():
             yield f"{name}: missing"
             continue
-        content = (folder / name).read_bytes().decode("utf-8", "replace")
+        content = read_regular(folder / name, MAX_JSON).decode("utf-8", "replace")
         if content == text:
             continue
         if is_same_version:
@@ -493,7 +508,7 @@ def _without_sentences(value: Any) -> Any:
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / ABOUT).read_bytes()))
+    return read_json(folder / ABOUT, type=dict[str, Any])
 
 
 def _export_of(out: Path, used: CheckpointUsed) -> Path | None:
@@ -507,10 +522,10 @@ def _export_of(out: Path, used: CheckpointUsed) -> Path | None:
 def _public_content(path: Path) -> bytes:
     """A file's content without the folders of this machine; arrays are unchanged."""
     if path.suffix == ".npz":
-        return path.read_bytes()
+        return read_regular(path, MAX_JSON)
     if path.suffix == ".json":
-        return _json(without_folders(json.loads(path.read_bytes())))
-    return without_folders(path.read_text(encoding="utf-8", errors="replace")).encode()
+        return _json(without_folders(read_json(path)))
+    return without_folders(read_regular(path, MAX_TEXT).decode("utf-8", "replace")).encode()
 
 
 def _read(path: Path, out: Path) -> Any:
@@ -535,7 +550,7 @@ def _checksum_differences(folder: Path) -> Iterator[str]:
     if not (folder / SUMS).is_file():
         yield f"{SUMS}: missing"
         return
-    lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = read_regular(folder / SUMS, MAX_TEXT).decode("utf-8", "replace").splitlines()
     sums = {name: total for total, _, name in (line.partition("  ") for line in lines)}
     present = _files(folder) - {SUMS, SIGNATURE}
     for name in sorted(sums.keys() | present):
@@ -555,7 +570,7 @@ def _differences_from(folder: Path, out: Path, publication: Publication) -> Iter
             continue
         if name not in copied:
             yield f"{name}: not in the record, but in {out}"
-        elif (folder / name).read_bytes() != content:
+        elif read_regular(folder / name, MAX_JSON) != content:
             yield f"{name}: differs from that in {out}"
         copied.discard(name)
     yield from (f"{name}: no longer in {out}" for name in sorted(copied))

@@ -21,6 +21,7 @@ from bench.results.store import StoredResult, write_cache
 from bench.statistics.intervals import LEVEL
 from bench.statistics.matching import match_results, p_value
 from bench.statistics.paired import holm
+from engine.files import read_json
 
 VERSION = 2  # raise it when the same values would be tested differently
 LETTERS = ascii_letters + "".join(filter(str.isalpha, map(chr, range(0x3B1, 0x530))))  # continued in Greek, Cyrillic
@@ -68,7 +69,7 @@ class PairedTestCache(Generic[Test]):
 
     def _read(self) -> dict[str, dict[str, Test]]:
         try:
-            content = msgspec.json.decode(self.path.read_bytes())
+            content = read_json(self.path)
             if content["version"] != VERSION:
                 return {}
             return msgspec.convert(content["tests"], dict[str, dict[str, self.kind]])  # type: ignore[name-defined]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.files import open_regular
 from engine.pickles import read_pickle
 from imagesets.listing import open_tree, require_folder
 from imagesets.names import PackedNames
@@ -86,7 +87,7 @@ def load_cifar_pickle(url: str, path: Path) -> Any:
     Raises ValueError for a missing or damaged file, and for names other than those of `stand_ins`.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return read_pickle(file, stand_ins(), "latin1")
     except FileNotFoundError as error:
         raise ValueError(f"{url}: no {path.name} in {path.parent}; unpack cifar-10-python.tar.gz again") from error

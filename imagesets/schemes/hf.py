@@ -19,7 +19,14 @@ from imagesets.listing import HOLD_OUT, SPLIT_WORDS, short_list
 from imagesets.names import PackedNames
 from imagesets.schemes.parquet import IMAGE_COLUMNS, bytes_column, multi_hot, names_from_paths
 from imagesets.sets import ImageSet, Split
-from imagesets.stored import StoredImages, changes_of_files, integer_labels, numbered_classes, stored_set
+from imagesets.stored import (
+    StoredImages,
+    changes_of_files,
+    integer_labels,
+    numbered_classes,
+    refuse_irregular_files,
+    stored_set,
+)
 
 PLACE = "PATH_OR_NAME"
 SPLITS = ("train", "val")
@@ -117,6 +124,7 @@ def _load(url: str, place: str) -> dict[str, Any]:
     is_saved = os.path.isdir(place) and any(
         os.path.exists(os.path.join(place, name)) for name in ("dataset_dict.json", "state.json")
     )
+    refuse_irregular_files(url, place)
     try:
         loaded = datasets.load_from_disk(place) if is_saved else datasets.load_dataset(place)
     except Exception as error:  # of any type, from the library or from those that it reads with

@@ -11,7 +11,6 @@ Shapes: N images, K classes.
 """
 
 import glob
-import json
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from engine.files import read_json, read_text
 from engine.printing import did_you_mean
 from imagesets.listing import images_below, require_folder
 from imagesets.names import PackedNames
 from imagesets.schemes.imagenet import check_mats
 from imagesets.selection import stratified_sample
 from imagesets.sets import FileImages, ImageSet, ReportedMetric, Split
-from imagesets.stored import StoredImages, stored_set
+from imagesets.stored import StoredImages, refuse_irregular_files, stored_set
 
 VOC_LABELS = {"1": 1, "-1": 0, "0": -1}  # in VOC's lists -> in ImageSet.labels
 SPLIT_SEED = 0  # of the random splits of sets that have no official one; they never change
@@ -117,7 +117,7 @@ def read_voc(data: Any) -> OfficialImages:
         raise ValueError(f"no lists *{ending} of classes in {folder}")
     columns = []
     for name in classes:
-        words = (folder / f"{name}{ending}").read_text(encoding="utf-8").split()
+        words = read_text(folder / f"{name}{ending}").split()
         label_of = dict(zip(words[::2], words[1::2], strict=True))
         columns.append([VOC_LABELS[label_of[Path(path).stem]] for path in data.images])
     return OfficialImages(classes=classes, labels=np.array(columns, np.int64).T, images=data.images)
@@ -151,7 +151,7 @@ def sun397_split(root: str, split: Split, official: OfficialImages) -> np.ndarra
             f"torchvision:SUN397:{root}: no {candidates[0]}; unpack there "
             "https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip, which torchvision does not fetch"
         )
-    names = set(Path(path).read_text(encoding="utf-8").split())
+    names = set(read_text(path).split())
     return listed_indices(path, names, official, os.path.join(root, "SUN397"))
 
 
@@ -162,7 +162,7 @@ def inaturalist_split(root: str, split: Split, official: OfficialImages, year: s
     list names images that are missing.
     """
     path = os.path.join(root, f"{split}{year}.json")
-    file_names = [image["file_name"] for image in json.loads(Path(path).read_bytes())["images"]]
+    file_names = [image["file_name"] for image in read_json(path)["images"]]
     names = {name[name.index("/") :] for name in file_names}
     return listed_indices(path, names, official, os.path.join(root, year))
 
@@ -369,6 +369,7 @@ def open_split(place: str, split: Split) -> ImageSet:
     require_folder(root, url)
     if missing := [path for path in entry.required_paths if not os.path.exists(os.path.join(root, path))]:
         raise ValueError(f"{url}: {root} lacks {', '.join(missing)}; {_how_to_get(name)}")
+    refuse_irregular_files(url, root)
     parts = entry.train if split == "train" else entry.val
     official = _concatenate([_read_official(url, name, root, arguments) for arguments in parts])
     if entry.split_indices:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.files import open_regular, read_text
 from imagesets.decoding import MAX_BYTES
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, Split
@@ -45,7 +46,7 @@ class TarStore:
         path, size = self.files[self.shards[index]], int(self.sizes[index])
         if size > MAX_BYTES:
             raise ValueError(f"{size:,} bytes, more than the limit of {MAX_BYTES:,}")
-        with open(path, "rb", buffering=0) as file:  # opened each time, so that threads and processes share nothing
+        with open_regular(path) as file:  # opened each time, so that threads and processes share nothing
             file.seek(self.offsets[index])
             data = file.read(size)
         if len(data) < size:
@@ -79,7 +80,7 @@ def open_split(place: str, split: Split) -> ImageSet:
     has_names = classes_file.is_file()
     try:
         if has_names:
-            lines = classes_file.read_text(encoding="utf-8").split("\n")
+            lines = read_text(classes_file).split("\n")
             classes = tuple(name.strip() for name in lines if name.strip())
         else:
             classes = numbered_classes(labels)
@@ -132,7 +133,7 @@ def _read_shard(shard: int, path: str) -> list[tuple[str, int, int, int, int]]:
     """File name, label, `shard`, offset and size of each image in a tar file. Raises ValueError for missing labels."""
     images: dict[str, tuple[str, int, int]] = {}  # key -> file name, offset, size
     labels: dict[str, int] = {}
-    with HeaderReader(io.FileIO(path)) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+    with HeaderReader(open_regular(path).detach()) as file, tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
             if not member.isfile():
                 continue

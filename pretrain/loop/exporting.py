@@ -4,7 +4,6 @@ Reading a folder changes nothing in it, needs no images and runs no code of its 
 works while another process or another machine continues the training.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from checkpoints.export import ViTExport, is_export
 from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension
+from engine.files import read_json
 from engine.seeding import START, seeded
 from engine.training.states import State, newest_state
 from pretrain.loop.records import cost_of
@@ -96,7 +96,7 @@ def finished_export(folder: Path) -> Path | None:
     path = folder / EXPORT
     if not is_export(path):
         return None
-    facts = json.loads((path / "config.json").read_text(encoding="utf-8"))["vit_export"]
+    facts = read_json(path / "config.json")["vit_export"]
     return path if facts.get("epochs", 0) >= identity_in(folder)["settings"]["epochs"] else None
 
 
@@ -140,7 +140,7 @@ def identity_in(folder: Path) -> dict[str, Any]:
     """The contents of run.json in `folder`. Raises ValueError if it does not describe a training."""
     path = folder / RUN
     try:
-        identity = json.loads(path.read_text(encoding="utf-8"))
+        identity = read_json(path)
         facts_of(identity, 0)  # raises an error if what it reads is missing
         identity["method"], identity["settings"]["spec"], identity["settings"]["settings"]  # likewise
     except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from engine.files import write_atomic
+from engine.files import read_json_lines, read_text, write_atomic
 from engine.optional import require
 
 LOG = "log.jsonl"
@@ -142,13 +142,8 @@ class Averages:
 
 def lines_in(run: Path) -> list[dict[str, Any]]:
     """The lines of the log in a run's folder, without any that a kill cut short."""
-    path, values = run / LOG, []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            values.append(json.loads(line))
-        except ValueError:
-            continue
-    return [value for value in values if isinstance(value, dict) and "step" in value]
+    path = run / LOG
+    return [value for value in read_json_lines(path) if "step" in value] if path.exists() else []
 
 
 def _plain(value: float) -> float | str:
@@ -169,7 +164,7 @@ def _wandb(project: str, folder: Path, run: Mapping[str, Any]) -> Any:
         name=folder.name,
         dir=str(folder),
         config=dict(run),
-        id=path.read_text(encoding="utf-8"),
+        id=read_text(path),
         resume="allow",
         allow_val_change=True,  # the images may have moved
     )

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engine.files import locked_or_refused, write_atomic
+from engine.files import locked_or_refused, read_json, write_atomic
 from engine.training.states import states
 
 # These may differ on resuming: the images may have moved, and a newer version may cite a source in other words.
@@ -102,12 +102,9 @@ def _remove(path: Path) -> None:
 def _read(path: Path) -> dict[str, Any]:
     """The contents of a run.json. ValueError if it cannot be read."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path, type=dict[str, Any])
     except ValueError as error:
-        raise ValueError(f"{path} is broken ({error}); choose another --out") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} does not describe a run; choose another --out")
-    return value
+        raise ValueError(f"not the description of a run: {error}; choose another --out") from error
 
 
 def _filled(recorded: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

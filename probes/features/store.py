@@ -18,19 +18,18 @@ N: images. D: width. B: images of a batch.
 import io
 import json
 import os
-import shutil
 import threading
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from engine.files import locked, write_atomic
+from engine.files import MAX_JSON, locked, open_regular, read_json, read_json_lines, read_regular, reserve, write_atomic
 
 COMMIT_EVERY = 1.0  # seconds of work that a kill may lose; syncing the disk takes milliseconds
 ITEM = np.dtype(np.float32).itemsize
@@ -75,7 +74,7 @@ class Store:
         bytes of a few images, which are still the same.
         """
         path = self.folder / "changed.npy"
-        recorded = np.load(path, allow_pickle=False) if path.exists() else changed
+        recorded = np.load(io.BytesIO(read_regular(path, MAX_JSON)), allow_pickle=False) if path.exists() else changed
         if path.exists() and np.array_equal(recorded, changed):
             return
         is_copy = (recorded[:, 1] != changed[:, 1]).all()
@@ -113,10 +112,8 @@ class Store:
             for number in range(self.batches):
                 state[number] = {index: reasons[index] for index in self.span(number) if index in reasons}
         if self.path(kind, "journal").exists():
-            for line in self.path(kind, "journal").read_text().splitlines():
-                with suppress(ValueError):  # a line that a crash cut off
-                    entry = json.loads(line)
-                    state[entry["batch"]] = _with_integer_keys(entry["unreadable"])
+            for entry in read_json_lines(self.path(kind, "journal")):
+                state[entry["batch"]] = _with_integer_keys(entry["unreadable"])
         return state
 
     def missing(self, kind: str, skip_bad: bool) -> list[int]:
@@ -129,7 +126,7 @@ class Store:
         is_complete = self.path(kind, "json").exists() and not self.path(kind, "journal").exists()
         if not self._has_full_size(kind) or not is_complete:
             return False
-        if self._checksum(kind) == json.loads(self.path(kind, "json").read_text()).get("crc32"):
+        if self._checksum(kind) == read_json(self.path(kind, "json")).get("crc32"):
             return True
         self.path(kind, "json").unlink(missing_ok=True)
         return False
@@ -149,20 +146,12 @@ class Store:
 
     def allocate(self, kinds: Sequence[str]) -> None:
         """Create files of full length for `kinds`. Raises ValueError if the disk has no room for them."""
-        paths = [self.path(kind, "f32") for kind in kinds]
-        needed = sum(self.size - (path.stat().st_blocks * 512 if path.exists() else 0) for path in paths)
-        free = shutil.disk_usage(self.folder).free
-        if needed > free:
-            raise ValueError(
-                f"features of {self.count} images need {needed / 2**20:,.1f} MiB in {self.folder}, where "
-                f"{free / 2**20:,.1f} MiB are free; make room, or give --out a folder on a larger disk"
-            )
         for kind in kinds:
             if not self._has_full_size(kind):
-                self.path(kind, "json").unlink(missing_ok=True)
-                self.path(kind, "journal").unlink(missing_ok=True)
-                with open(self.path(kind, "f32"), "wb") as file:
-                    file.truncate(self.size)
+                for suffix in ("json", "journal", "f32"):
+                    self.path(kind, suffix).unlink(missing_ok=True)
+        if kinds:
+            reserve({self.path(kind, "f32"): self.size for kind in kinds})
 
     def finish(self, kind: str) -> None:
         """Replace the journal of a kind without missing batches by its JSON file."""
@@ -180,7 +169,7 @@ class Store:
 
     def unreadable(self, kind: str) -> dict[int, str]:
         """Index of each unreadable image of a finished kind -> reason."""
-        return _with_integer_keys(json.loads(self.path(kind, "json").read_text())["unreadable"])
+        return _with_integer_keys(read_json(self.path(kind, "json"))["unreadable"])
 
     def rows(self, kind: str) -> np.ndarray:
         """(N, D) float32, memory-mapped and read-only; rows of unreadable images are zeros."""
@@ -198,7 +187,7 @@ def _checksum(path: Path, modified: int, size: int) -> int:
     modified: modification time in ns. size: in bytes. They only tell states apart.
     """
     value = 0
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while block := file.read(1 << 22):
             value = zlib.crc32(block, value)
     return value
