@@ -174,7 +174,7 @@ def locked(path: Path | str, work: str) -> Iterator[None]:
 def is_locked(path: Path | str) -> bool:
     """Whether a process of this machine holds the lock file `path`, as `locked` does."""
     try:
-        with open(path) as file:
+        with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

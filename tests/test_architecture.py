@@ -86,22 +86,20 @@ def test_source_is_ascii():
     assert not [str(path) for path in [*FILES, *(ROOT / "tests").rglob("*.py")] if not path.read_text().isascii()]
 
 
-# Calls that read a file, by the last part of the function's name. `open_regular`, `read_regular`, `read_text(PATH)` and
-# `read_json` of engine/files.py refuse pipes and devices, limit sizes, and name the file.
-READING_METHODS = ("read_text", "read_bytes", "load", "loadtxt", "genfromtxt", "fromfile", "memmap", "FileIO")
-JSON_TEXTS = ("json.loads", "json.decode")  # raise RecursionError for deep values
-OWN = "a file of this package"
-SYSTEM = "a file of the kernel"
-CHECKED = "the file was opened by open_regular before"
-CACHE = "a file that this project wrote and checked, mapped to memory"
-CAUGHT = "text of a few kilobytes, RecursionError is caught"
-READS = {
-    "bench/about.py: path.read_text": OWN,
+# Functions of libraries, and methods of any object, that read a file. `open_regular`, `read_regular`, `read_text(PATH)`,
+# `read_json` and `read_json_lines` of engine/files.py refuse pipes and devices, limit sizes, and name the file.
+FUNCTIONS = {f"{module}.load" for module in ("json", "np", "pickle", "torch")} | {"load_file", "safe_open"}
+METHODS = ("read_text", "read_bytes", "loadtxt", "genfromtxt", "memmap", "FileIO")
+OPENED = "open_regular opened it or looked at it before"
+OWN_SOURCE, SYSTEM = "a file of an installed package", "a file of the kernel"
+OWN_CACHE = "a file that this project wrote for itself a moment before or looked at with is_file"
+BOUNDED = "text of a few kilobytes, and RecursionError is caught"
+READS = {  # FILE FUNCTION CALL -> why it may read without them
 }
 
 
 def dotted_name(node: ast.expr) -> str:
-    """`json.load` of the node of `json.load`; for what is no name its last parts, `read_text` of `(a / b).read_text`."""
+    """`json.load` of the node of `json.load`; of what is no name its last part, `read_text` of `(a / b).read_text`."""
     if isinstance(node, ast.Attribute):
         parent = dotted_name(node.value)
         return f"{parent}.{node.attr}" if parent else node.attr
@@ -109,29 +107,30 @@ def dotted_name(node: ast.expr) -> str:
 
 
 def is_read(call: ast.Call) -> bool:
-    """Whether a call reads a file in a way that can block, fill the memory or fail without naming the file."""
+    """Whether a call reads a file, or JSON, in a way that can block, fill the memory or fail without naming the file."""
     name = dotted_name(call.func)
     parents, _, last = name.rpartition(".")
-    if last == "open" and parents not in ("os", "Image", "webbrowser"):
-        arguments = [*call.args[0 if parents and parents != "io" else 1 :][:1]]
-        modes = [*arguments, *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
-        mode = next((str(node.value) for node in modes if isinstance(node, ast.Constant)), "r")
-        return not set(mode) & set("wax+")
-    if last in ("loads", "decode") and name.endswith(JSON_TEXTS):  # a value that json.dumps just wrote is our own
+    if last == "open" and parents not in ("os", "Image"):  # the former opens locks and folders, the latter bytes
+        position = 1 if not isinstance(call.func, ast.Attribute) or parents in ("io", "tarfile") else 0
+        modes = [*call.args[position:][:1], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+        return not any(isinstance(mode, ast.Constant) and set(str(mode.value)) & set("wax") for mode in modes)
+    if name in ("json.loads", "msgspec.json.decode"):  # deep values raise RecursionError; those of json.dumps are ours
         return not (isinstance(call.args[0], ast.Call) and dotted_name(call.args[0].func) == "json.dumps")
-    return last in READING_METHODS and isinstance(call.func, ast.Attribute) or last in ("safe_open", "load_file")
+    return name in FUNCTIONS or (last in METHODS and isinstance(call.func, ast.Attribute))
 
 
-def reads(path: Path) -> list[str]:
-    """`FILE: FUNCTION` of every such call in a file."""
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call) and is_read(node)]
-    return [f"{path.relative_to(ROOT)}: {dotted_name(call.func)}" for call in calls]
+def reads(node: ast.AST, function: str = "-") -> set[str]:
+    """`FUNCTION CALL` of every such call below a node, in the function that it is in."""
+    found = {f"{function} {dotted_name(node.func)}"} if isinstance(node, ast.Call) and is_read(node) else set()
+    inner = node.name if isinstance(node, ast.FunctionDef) else function
+    return found.union(*(reads(child, inner) for child in ast.iter_child_nodes(node)))
 
 
 def test_files_from_outside_are_read_by_engine_files():
-    found = {read for path in FILES if path.relative_to(ROOT).parts[0] != "tools" for read in reads(path)}
-    assert sorted(found - READS.keys()) == [], "read it by engine/files.py; if it is the project's own, say so in READS"
-    assert sorted(READS.keys() - found) == [], "no longer read: remove it from READS"
+    product = [path for path in FILES if path.relative_to(ROOT).parts[0] != "tools"]  # tools read this repository
+    found = {f"{path.relative_to(ROOT)} {read}" for path in product for read in reads(ast.parse(path.read_text()))}
+    assert sorted(found - READS.keys()) == [], "read it by engine/files.py, or say in READS why not"
+    assert sorted(READS.keys() - found) == [], "no longer there: remove it from READS"
 
 
 @pytest.mark.parametrize(

@@ -413,12 +413,11 @@ def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
 
     ValueError if the folder is not a record.
     """
-    if irregular := irregular_files(folder):
-        yield from (
-            f"{os.path.relpath(path, folder)}: a pipe, device or socket, not a regular file" for path in irregular
-        )
-        return
     publication, is_same_version = publication_of(folder), _is_written_by_this_version(folder)
+    if irregular := irregular_files(folder):
+        names = [os.path.relpath(path, folder) for path in irregular]
+        yield from (f"{name}: a pipe, device or socket, not a regular file" for name in names)
+        return
     yield from _checksum_differences(folder)
     yield from filter(None, signer(folder)[1:])
     try:

@@ -1,6 +1,7 @@
 """`bench record`: a folder of everything that a leaderboard is based on, nothing private, and checks that it agrees."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -298,3 +299,12 @@ def test_wrong_requests_are_refused_in_one_line(refused, folder, tmp_path):
     for words, why in cases:
         refused("record", *words, named=why)
     assert not (tmp_path / "new").exists() and (tmp_path / "mine" / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["results/*/*/*.json", "results/*/*/*.npz", "checkpoints/*/config.json", SUMS])
+def test_a_pipe_in_a_record_is_named_without_waiting(bench, copy, name):
+    path = next(copy.glob(name))
+    path.unlink()
+    os.mkfifo(path)
+    code, output, _ = bench("record", "--check", copy)
+    assert code == 1 and f"{path.relative_to(copy)}: a pipe" in output

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -279,3 +280,22 @@ def test_unsuitable_networks_and_images_are_refused(tmp_path, monkeypatch):
         depth_linear.PROTOCOLS["depth_linear@dinov2_lin1"].task.check_network(without)
     with pytest.raises(ValueError, match="memory of 10 patches"):
         replace(HUMMINGBIRD, memory=10).summary(PLAIN, {"train": 40, "val": 8})
+
+
+def test_features_of_patches_lie_in_reserved_space(tmp_path, monkeypatch):
+    """On a full disk, a write into a sparse file that is mapped to memory would end the process without a word."""
+    shapes = {"features": ((64, 1024), np.float32), "done": ((5,), np.bool_)}
+    patches._allocate(tmp_path, shapes)
+    for name, (shape, dtype) in shapes.items():
+        path = tmp_path / f"{name}.npy"
+        array = np.load(path, mmap_mode="r+")
+        assert array.shape == shape and array.dtype == dtype and not array.any()
+        assert path.stat().st_blocks * 512 >= path.stat().st_size
+        array[-1] = 1
+    patches._allocate(tmp_path, shapes)  # keeps what is there
+    assert np.load(tmp_path / "features.npy")[-1].all()
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(ValueError, match=r"need 0\.\d MiB in .*--out"):
+        patches._allocate(tmp_path / "other", shapes)
+    assert not list((tmp_path / "other").iterdir())

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from engine import files
-from engine.files import folder_atomic, is_locked, locked, locked_or_refused, read_json, read_text
+from engine.files import (
+    folder_atomic,
+    irregular_files,
+    is_locked,
+    locked,
+    locked_or_refused,
+    read_json,
+    read_json_lines,
+    read_text,
+    reserve,
+)
 
 KILLED_WRITE = """
 import os, sys
@@ -171,3 +182,54 @@ def test_pipes_and_long_files_are_refused_without_waiting(read: Callable, tmp_pa
     sparse.write_bytes(b"\xff")
     with pytest.raises(ValueError, match=str(sparse)):
         read(sparse)
+
+
+def test_lines_that_a_kill_cut_short_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    deep = "[" * 100_000
+    path.write_text(f'{{"step": 1}}\n{{"step": 2, "x": "\\udcff"}}\n[3]\n{{"x": {deep}\n{{"step"')
+    assert read_json_lines(path) == [{"step": 1}, {"step": 2, "x": "\udcff"}]
+
+
+def test_names_of_files_that_are_not_utf_8_survive_json(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"url": os.fsdecode(b"images:/data/\xff")}))
+    assert os.fsencode(read_json(path)["url"]) == b"images:/data/\xff"
+
+
+def test_pipes_below_a_folder_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file").write_text("")
+    (tmp_path / "gone").symlink_to(tmp_path / "nothing")
+    for name in ("a/pipe", "image.PNG"):
+        os.mkfifo(tmp_path / name)
+    assert irregular_files(tmp_path) == [str(tmp_path / "a/pipe"), str(tmp_path / "image.PNG")]
+    assert irregular_files(tmp_path, (".png",)) == [str(tmp_path / "a/pipe")]
+
+
+def test_reserved_files_have_space_of_their_own_and_keep_what_they_hold(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    with open(old, "wb") as file:
+        file.write(b"abc")
+        file.truncate(1 << 20)  # a sparse file
+    assert old.stat().st_blocks * 512 < 1 << 20
+    reserve({old: 1 << 20, new: 3 << 20})
+    for path, size in ((old, 1 << 20), (new, 3 << 20)):
+        assert path.stat().st_size == size <= path.stat().st_blocks * 512
+    assert old.read_bytes()[:4] == b"abc\0" and not any(new.read_bytes())
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_one_error_and_leaves_no_new_file(
+    reason: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_bytes(b"abc")
+
+    def fail(*_: int) -> None:
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    with pytest.raises(ValueError, match=f"5.0 MiB in {tmp_path}.*{os.strerror(reason)}"):
+        reserve({old: 1 << 20, new: 4 << 20})
+    assert not new.exists() and old.read_bytes() == b"abc"
