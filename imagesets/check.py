@@ -18,13 +18,15 @@ import numpy as np
 
 from engine.printing import text_of
 from imagesets.decoding import GREY_BITS, UnreadableImage, count_pages, decode_rgb, releasing_large_images
-from imagesets.sets import FileImages, ImageSet, Split, open_set, open_uncached, splits_of
+from imagesets.sets import FileImages, ImageSet, Split, open_set, open_uncached, parse_url, splits_of, url_options
 from imagesets.stored import StoredImages
 from imagesets.subsets import class_counts
 from imagesets.walk import EXTENSIONS
 
 MAX_LISTED = 20  # unreadable images of a split that the report names
 BATCH = 256  # images between two calls of `advance`
+# Classes, images of train and val, and images of val that are also in train, counted in copies of the official files.
+PUBLISHED = {"CIFAR-100": (100, 50_000, 10_000, 10), "Tiny-ImageNet": (200, 100_000, 10_000, 7)}
 DARK_GREY = 64  # of 255; 16-bit images that are all darker hold at most 14 bits
 
 
@@ -58,6 +60,7 @@ class Report:
     splits: tuple[SplitReport, ...]
     in_both_splits: tuple[tuple[str, str], ...]  # paths in train and val with the same content
     problems: tuple[str, ...]  # sentences that say what is wrong and how to fix it
+    notes: tuple[str, ...] = ()  # on both splits together
 
     @property
     def ok(self) -> bool:
@@ -104,12 +107,16 @@ def check_image_set(
     if bad := sum(len(report.unreadable) for report in splits):
         problems.append(f"{bad} unreadable image{'s' * (bad > 1)}, listed above: replace them, or run with --skip-bad")
     problems += chain.from_iterable(map(_problems_of_split, splits))
+    notes = []
     if pairs := _in_both_splits(splits):
-        problems.append(
-            f"{len(pairs)} image{'s' * (len(pairs) > 1)} of val also in train, such as {pairs[0][1]} and "
-            f"{pairs[0][0]}: remove one of each pair, since scores on them say nothing"
-        )
-    return Report(url=url, splits=splits, in_both_splits=pairs, problems=tuple(dict.fromkeys(problems)))
+        images = f"{len(pairs)} image{'s' * (len(pairs) > 1)} of val also in train"
+        text = f"{images}, such as {pairs[0][1]} and {pairs[0][0]}"
+        if official := _official_name(url, splits, len(pairs)):
+            notes.append(f"{text}: so it is in {official}, whose published numbers include them: keep them")
+        else:
+            problems.append(f"{text}: remove one of each pair, since scores on them say nothing")
+    problems = [*dict.fromkeys(problems)]
+    return Report(url=url, splits=splits, in_both_splits=pairs, problems=tuple(problems), notes=tuple(notes))
 
 
 def read_split(image_set: ImageSet, count: int, workers: int | None, advance: Callable[[int], None]) -> SplitReport:
@@ -206,6 +213,15 @@ def _in_both_splits(splits: Sequence[SplitReport]) -> tuple[tuple[str, str], ...
     return tuple((train.image_set.path(int(candidates[i])), val.image_set.path(int(i))) for i in duplicates)
 
 
+def _official_name(url: str, splits: Sequence[SplitReport], pairs: int) -> str:
+    """The set whose own files have `pairs` images in both splits; "" if the files at `url` are not known to be it."""
+    scheme, place = parse_url(url)
+    if scheme == "torchvision" and not url_options(url):
+        return f"the official files of {place.partition(':')[0]}"
+    counts = (len(splits[0].image_set.classes), *(len(split.image_set) for split in splits))
+    return next((name for name, known in PUBLISHED.items() if known == (*counts, pairs)), "")
+
+
 def render(report: Report) -> str:
     """The report as plain text for a terminal, each line printable."""
     lines = [report.url]
@@ -213,6 +229,7 @@ def render(report: Report) -> str:
         lines += _render_split(split)
     if report.splits and not any(len(split.sizes) for split in report.splits):
         lines.append("  images were listed, not decoded")
+    lines += [f"  note: {note}" for note in report.notes]
     lines += [f"  FIX: {problem}" for problem in report.problems]
     return text_of(lines if report.problems else [*lines, "  no problems found"])
 

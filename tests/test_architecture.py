@@ -86,8 +86,8 @@ def test_source_is_ascii():
     assert not [str(path) for path in [*FILES, *(ROOT / "tests").rglob("*.py")] if not path.read_text().isascii()]
 
 
-# Functions of libraries, and methods of any object, that read a file. `open_regular`, `read_regular`, `read_text(PATH)`,
-# `read_json` and `read_json_lines` of engine/files.py refuse pipes and devices, limit sizes, and name the file.
+# Functions of libraries, and methods of any object, that read a file. `open_regular`, `read_regular`,
+# `read_text(PATH)`, `read_json` and `read_json_lines` of engine/files.py refuse pipes and devices, limit sizes, and name the file.
 FUNCTIONS = {f"{module}.load" for module in ("json", "np", "pickle", "torch")} | {"load_file", "safe_open"}
 METHODS = ("read_text", "read_bytes", "loadtxt", "genfromtxt", "memmap", "FileIO")
 OPENED = "open_regular opened it or looked at it before"
@@ -107,7 +107,7 @@ def dotted_name(node: ast.expr) -> str:
 
 
 def is_read(call: ast.Call) -> bool:
-    """Whether a call reads a file, or JSON, in a way that can block, fill the memory or fail without naming the file."""
+    """Whether a call reads a file or JSON in a way that can block, fill the memory or fail without naming the file."""
     name = dotted_name(call.func)
     parents, _, last = name.rpartition(".")
     if last == "open" and parents not in ("os", "Image"):  # the former opens locks and folders, the latter bytes

@@ -27,7 +27,7 @@ from imagesets.walk import EXTENSIONS
 
 PLACE = "PATH"
 SPLITS = ("train", "val")
-VERSION = 1  # of an index; raise it if the same shards would be read differently
+VERSION = 2  # of an index; raise it if the same shards would be read differently
 MAX_LABEL_BYTES = 4096  # of a .cls or .json file
 MAX_HEADER_BYTES = 1 << 20  # of a tar header, with long names and attributes
 DIGITS = re.compile(rb"\s*\d{1,18}\s*")
@@ -113,8 +113,8 @@ def read_index(url: str, files: list[str]) -> dict[str, np.ndarray]:
         try:
             rows = _read_shard(shard, path)
         except (tarfile.TarError, OSError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"{url}: {path}: {reason}; is it an uncompressed tar file?") from error
+            hint = "" if isinstance(error, ValueError) else "; is it an uncompressed tar file?"
+            raise ValueError(f"{url}: {path}: {' '.join(str(error).split())}{hint}") from error
         names_by_shard.append(PackedNames.pack(name for name, *_ in rows))
         columns_by_shard.append(np.array([numbers for _, *numbers in rows], np.int64).reshape(-1, 4))
     names = PackedNames.joined(names_by_shard)
@@ -144,10 +144,14 @@ def _read_shard(shard: int, path: str) -> list[tuple[str, int, int, int, int]]:
             stem, _, ending = name.partition(".")
             key = os.path.join(folder, stem)
             if f".{ending.lower()}" in EXTENSIONS:
+                if key in images:  # webdataset stops, too, or makes two samples of them
+                    raise ValueError(f"{images[key][0]} and {name} are two images of the key {key}; rename one of them")
                 images[key] = (name, member.offset_data, member.size)
             elif ending in ("cls", "json") and member.size <= MAX_LABEL_BYTES:
                 data = archive.extractfile(member).read()  # type: ignore[union-attr]  # it is a regular file
-                labels[key] = _parse_label(data, ending, member.name)
+                label = _parse_label(data, ending, member.name)
+                if labels.setdefault(key, label) != label:
+                    raise ValueError(f"{key} has the labels {labels[key]} and {label}; keep one of them")
     if unlabelled := [key for key in images if key not in labels]:
         raise ValueError(f"{len(unlabelled)} of {len(images)} images have no label, such as {unlabelled[0]}.cls")
     return [(name, labels[key], shard, offset, size) for key, (name, offset, size) in images.items()]

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import re
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -331,3 +332,43 @@ def test_threads_read_concurrently(form, folder, tmp_path):
     order = np.random.RandomState(1).randint(len(image_set), size=2000).tolist()
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(image_set.encoded, order)) == [encoded[index] for index in order]
+
+
+@pytest.mark.parametrize(
+    ("names", "named"),
+    [
+        (("a/x.jpg", "a/x.cls", "a/x.jpg"), "x.jpg and x.jpg .* a/x"),
+        (("x.jpg", "x.cls", "y.jpg", "y.cls", "x.PNG"), "x.jpg and x.PNG"),
+        (("x.jpg", "x.cls", "x.json"), "x has the labels 0 and 1"),
+        (("x.jpg", "x.cls", "x.cls"), None),
+    ],
+)
+def test_repeated_keys_of_a_shard_are_refused(names, named, encode, tmp_path):
+    contents = {".cls": b"0", ".json": b'{"label": 1}'}
+    with tarfile.open(tmp_path / "train.tar", "w") as archive:
+        for name in names:
+            data = contents.get(Path(name).suffix) or encode()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    if named:
+        assert re.search(named, set_refusal(f"wds:{tmp_path}"))
+    else:
+        assert len(open_set(f"wds:{tmp_path}", "train")) == 1
+
+
+def test_a_byte_order_mark_is_no_part_of_a_class(folder, tmp_path):
+    root = as_shards(folder, tmp_path / "shards")
+    (root / "classes.txt").write_text("ant\r\nbee\ncat\n", encoding="utf-8-sig")
+    assert open_set(f"wds:{root}", "train").classes == CLASSES
+    (root / "classes.txt").write_bytes("ant\nbee\nc\xe2t".encode("latin-1"))
+    assert "classes.txt: byte 9 is not UTF-8" in set_refusal(f"wds:{root}")
+
+
+@pytest.mark.parametrize("name", ["dataset_info.json", "train/state.json"])
+def test_a_pipe_in_a_folder_that_datasets_reads_is_named(name, folder, tmp_path):
+    root = FORMS["hf"](folder, tmp_path / "hf")
+    (root / name).unlink(missing_ok=True)
+    (root / name).parent.mkdir(exist_ok=True)
+    os.mkfifo(root / name)
+    assert f"{root / name} is a pipe" in set_refusal(f"hf:{root}")
