@@ -40,7 +40,7 @@ class Backbone(nn.Module):
     ) -> None:
         super().__init__()
         self.spec = export.spec
-        self.vit = export.build().to(device).requires_grad_(False)
+        self.vit = export.build(any_size=True).to(device).requires_grad_(False)
         self.precision = precision
         fit_attention(self.vit, device, precision)
         if compiled:

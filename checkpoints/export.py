@@ -139,11 +139,18 @@ class ViTExport(PreparesImages):
         keys = [key for key in keys if self.facts.get(key) != other.facts.get(key)]
         return short_text([f"{key} {self.facts.get(key)!r}, not {other.facts.get(key)!r}" for key in keys])
 
-    def build(self, drop_path: float = 0.0) -> ViT:
-        """The network with these weights, in evaluation mode. Raises Misfit for missing, unknown and misshapen ones."""
+    def build(self, drop_path: float = 0.0, any_size: bool = False) -> ViT:
+        """The network with these weights, in evaluation mode. Raises Misfit for missing, unknown and misshapen ones.
+
+        any_size: for frozen networks that get images of several sizes: keep the position tables as they are stored
+            (except relative ones of each block), so that they are resized once, from there, for every image.
+        """
+        if any_size and self.spec.relative_position != "per_block":
+            return replace(self, spec=self.spec.stored).build(drop_path)
         with torch.device("meta"), skip_init():  # takes no memory, and hardly any time, before the shapes are checked
             vit = ViT(self.spec, drop_path, initialise=False)
-        stored = {f"trunk.{name}": tensor for name, tensor in self.tensors.items()} | self._class_attention_tensors()
+        stored = {f"trunk.{name}": tensor for name, tensor in self._resized_tensors().items()}
+        stored |= self._class_attention_tensors()
         expected = vit.state_dict()
         problems = [("missing ", name, "") for name in expected if name not in stored]
         problems += [("unknown ", name, "") for name in stored if name not in expected]
@@ -163,20 +170,27 @@ class ViTExport(PreparesImages):
         return vit.eval()
 
     def at_size(self, image_size: int | tuple[int, int]) -> "ViTExport":
-        """The same network with its position tables resized, by the spec's rule, for another native image size.
+        """The same network for another native image size. Its position tables stay those of the source.
 
+        They are resized by the spec's rule when a network is built, once, however often the size is changed.
         image_size: side in pixels, or height and width. Raises ValueError if the tables cannot be resized.
         """
-        spec = replace(self.spec, image_size=image_size)
-        tensors = dict(self.tensors)
-        for name, tensor in self.tensors.items():
+        spec = self.spec.at_size(image_size)
+        facts = dict(self.facts) | {"resized_from": self.spec.stored.image_size}
+        if spec.image_size == facts["resized_from"]:
+            del facts["resized_from"]
+        return ViTExport.make(spec, self.preparation, self.tensors, self.extra, facts)
+
+    def _resized_tensors(self) -> dict[str, Tensor]:
+        """The trunk's tensors, with position tables for the spec's image size."""
+        spec, source, tensors = self.spec, self.spec.stored.grid, dict(self.tensors)
+        for name, tensor in tensors.items() if source != spec.grid else ():
             if name == "pos_embed":
-                prefix = tensor.shape[1] - self.spec.grid[0] * self.spec.grid[1]
-                tensors[name] = resize_positions(tensor, self.spec.grid, spec.grid, spec.position_resize, prefix=prefix)
+                prefix = tensor.shape[1] - source[0] * source[1]
+                tensors[name] = resize_positions(tensor, source, spec.grid, spec.position_resize, prefix=prefix)
             elif name.endswith("relative_position_bias_table"):
-                tensors[name] = resize_relative(tensor, self.spec.grid, spec.grid)
-        facts = dict(self.facts) | {"resized_from": self.spec.image_size}
-        return ViTExport.make(spec, self.preparation, tensors, self.extra, facts)
+                tensors[name] = resize_relative(tensor, source, spec.grid)
+        return tensors
 
     def with_tables(self, tables: Tables) -> "ViTExport":
         """The same network with relative position tables in each block, to train them; it computes the same features.
@@ -186,7 +200,8 @@ class ViTExport(PreparesImages):
         spec, tensors = self.spec, dict(self.tensors)
         needs_new_tables = spec.relative_position == "none" and tables == "fresh"
         if needs_new_tables:
-            rows = (2 * spec.grid[0] - 1) * (2 * spec.grid[1] - 1) + 3  # offsets of patches, and 3 for the class token
+            height, width = spec.stored.grid
+            rows = (2 * height - 1) * (2 * width - 1) + 3  # offsets of patches, and 3 for the class token
             table = torch.zeros(rows, spec.heads)
             spec, tensors = self._as_beit()
         elif spec.relative_position == "shared" and tables != "shared":
@@ -256,7 +271,7 @@ class ViTExport(PreparesImages):
             "pretrained_cfg": {
                 "tag": str(self.facts.get("method", "")),
                 "custom_load": False,
-                "input_size": [3, *self.spec.size],
+                "input_size": [3, *self.spec.stored.size],
                 "fixed_input_size": True,
                 "interpolation": preparation.interpolation,
                 "crop_pct": preparation.crop,

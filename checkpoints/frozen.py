@@ -146,8 +146,8 @@ class OwnExport(PreparesImages):
         facts = digest([asdict(self.spec), asdict(self.preparation), dict(self.files)])
         return digest([facts, digest_of_tensors(_parameters_and_buffers(self.network))])
 
-    def build(self, drop_path: float = 0.0) -> OwnNetwork:
-        """A copy of the network, on the CPU."""
+    def build(self, drop_path: float = 0.0, any_size: bool = False) -> OwnNetwork:
+        """A copy of the network, on the CPU. The arguments, those of ViTExport's, have no effect."""
         return OwnNetwork(copy.deepcopy(self.network), self.spec).eval()
 
     def __getattr__(self, name: str) -> Any:

@@ -20,10 +20,11 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from math import isqrt
 from types import ModuleType
 from typing import Any
 
+import torch
+from timm.models.beit import gen_relative_position_index
 from torch import Tensor
 
 from checkpoints.dotted import LIGHTNING, UNFOLD, without_wrappers
@@ -31,7 +32,7 @@ from checkpoints.export import Misfit, ViTExport, short_text
 from checkpoints.import_options import ImportOptions
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import TRUNK, table_kind, unsupported_reason
-from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.spec import MAX_GRID, Preparation, ViTSpec
 from engine.extensions import Extension, extension_of
 
 # Pattern of full tensor names -> what training code stores under them; never part of a network.
@@ -58,6 +59,10 @@ HEADS = {
     4096: 32,
 }
 # width -> timm name of a plain ViT; fields of the spec override all its sizes
+Grid = tuple[int, int]  # rows and columns of patches
+Fits = Callable[[int, int], bool]  # whether a position table is of a grid of these rows and columns
+IMAGE_SIZE = re.compile(r"(.*\.)?(image_size|img_size|input_size)")  # names of settings for the size of images
+INDEX = r"relative_position_index"  # made from the grid, by BEiT's code
 ARCHITECTURES = {192: "vit_tiny_patch16_224", 384: "vit_small_patch16_224", 1024: "vit_large_patch16_224"}
 
 
@@ -189,19 +194,22 @@ def plain_vit(
     tokens = int(facts.get("class_token", True)) + facts.get("registers", 0)
     prefix = tokens if facts.get("class_position", True) else 0
     patches = table.shape[1] - prefix
-    side = square(branch, patches, f"the position table has {table.shape[1]} rows: {prefix} before the patches")
     is_fine_tuned = "fc_norm.weight" in tensors and "norm.weight" not in tensors
     if is_fine_tuned:
         facts |= {"final_norm": "pooled", "pool": "avg"}
     expected_kind = facts.get("position", "learned")
-    if (kind := table_kind(table, patches, is_fine_tuned)) != expected_kind:
+    kind, grid = table_kind(table, patches, is_fine_tuned)
+    if kind != expected_kind:
         raise ValueError(
             f"{branch.file.path}: its position table is {kind}, but that of {branch.importer} is {expected_kind}; it "
             "is a file of another method"
         )
+    patch_size = sizes["patch_size"]
+    rows = f"its position table of {table.shape[1]} rows, {prefix} of them before the patches,"
+    height, width = grid or file_grid(branch, patch_size, of_patches(patches), rows)
     return ViTSpec(
         architecture=facts.pop("architecture", ARCHITECTURES.get(sizes["width"], "vit_base_patch16_224")),
-        image_size=side * sizes["patch_size"],
+        image_size=(height * patch_size, width * patch_size),
         heads=branch.heads(sizes["width"], heads),
         **sizes,
         **facts,
@@ -219,13 +227,29 @@ def relative_vit(branch: BranchTensors, tensors: Mapping[str, Tensor], **facts: 
     rows, heads = _require_tensor(branch, tensors, name, 2).shape
     if branch.options.heads not in (None, heads):
         raise ValueError(f"{branch.file.path}: {name} is for {heads} heads, not {branch.options.heads}")
-    # The table has a row for each of (2 side - 1)^2 offsets between patches, and three for the class token.
-    offsets_per_side = square(branch, rows - 3, f"{name} has {rows} rows: 3 for the class token")
     is_fine_tuned = "fc_norm.weight" in tensors and "norm.weight" not in tensors
     facts = {"position": "learned" if "pos_embed" in tensors else "none"} | facts
+    patches, exact = None, None
+    if "pos_embed" in tensors:
+        table = _require_tensor(branch, tensors, "pos_embed", 3)
+        patches = table.shape[1] - 1
+        _, exact = table_kind(table, patches, is_fine_tuned)
+    index = next((t for n, t in branch.file.tensors.items() if re.fullmatch(rf"{branch.prefix}.*{INDEX}", n)), None)
+
+    def fits(height: int, width: int) -> bool:
+        # The table has a row for each offset between two patches, and three for the class token.
+        return (
+            (2 * height - 1) * (2 * width - 1) + 3 == rows
+            and patches in (None, height * width)
+            and exact in (None, (height, width))
+            and (index is None or torch.equal(index, gen_relative_position_index((height, width))))
+        )
+
+    patch_size = sizes["patch_size"]
+    height, width = file_grid(branch, patch_size, fits, f"{name} of {rows} rows, 3 of them for the class token,")
     return ViTSpec(
         architecture="beit_base_patch16_224",
-        image_size=(offsets_per_side + 1) // 2 * sizes["patch_size"],
+        image_size=(height * patch_size, width * patch_size),
         heads=heads,
         layer_scale="blocks.0.gamma_1" in tensors,
         class_position="pos_embed" in tensors,
@@ -268,14 +292,54 @@ def _require_tensor(branch: BranchTensors, tensors: Mapping[str, Tensor], name: 
     return tensor
 
 
-def square(branch: BranchTensors, rows: int, where: str) -> int:
-    """Side of a square with `rows` entries. Raises ValueError, with `where` in front, if it is no square."""
-    side = isqrt(max(rows, 0))
-    if side**2 != rows or not side:
-        raise ValueError(
-            f"{branch.file.path}: {where} and {rows} for patches, which is no square; it is a file of another method"
-        )
-    return side
+def size_from(value: Any) -> tuple[int, int] | None:
+    """Height and width in pixels from a setting: a side, or a list that ends with the two; None for anything else."""
+    sides = value[-2:] if isinstance(value, list | tuple) else [value, value]
+    return (sides[0], sides[1]) if len(sides) == 2 and all(type(side) is int and side > 0 for side in sides) else None
+
+
+def of_patches(count: int) -> Fits:
+    """Which grids an absolute position table fits that has rows for `count` patches."""
+    return lambda height, width: height * width == count
+
+
+def known_grids(branch: BranchTensors, patch_size: int, fits: Fits) -> set[Grid]:
+    """Grids that fit a position table exactly, of the image size in the file's settings or, if these do not tell, of
+    --image-size."""
+    settings = [value for name, value in branch.file.facts.items() if IMAGE_SIZE.fullmatch(name)]
+    grids: list[set[Grid]] = []
+    for values in (settings, [branch.options.image_size]):
+        sizes = [size for size in map(size_from, values) if size]
+        grids.append({grid for height, width in sizes if fits(*(grid := (height // patch_size, width // patch_size)))})
+    return grids[1] if grids[1] and len(grids[0]) != 1 else grids[0]
+
+
+def file_grid(branch: BranchTensors, patch_size: int, fits: Fits, table: str, own: Grid | None = None) -> Grid:
+    """Rows and columns of patches of a position table whose values do not show them.
+
+    Those of `known_grids`, of the named model (`own`), or the only ones that fit; else a square, which is recorded as
+    assumed. Raises ValueError, with the grids that fit, if none of these decides. table: for the message.
+    """
+    grids = known_grids(branch, patch_size, fits) or ({own} if own and fits(*own) else set())
+    sides = range(1, MAX_GRID + 1)
+    choices = sorted(
+        grids or {(h, w) for h in sides for w in sides if fits(h, w)}, key=lambda grid: abs(grid[0] - grid[1])
+    )
+    if len(choices) == 1:
+        return choices[0]
+    if choices and choices[0][0] == choices[0][1] and not grids:
+        branch.assumed.add(f"square grid, {choices[0][0]} x {choices[0][0]} patches (--image-size HxW)")
+        return choices[0]
+    texts = [
+        f"{height} x {width} patches (--image-size {height * patch_size}x{width * patch_size})"
+        for height, width in choices
+    ]
+    reading = (
+        f"could be for {short_text(texts, ' or ')}"
+        if texts
+        else "is for no grid of patches; is the file of another method"
+    )
+    raise ValueError(f"{branch.file.path}: {table} {reading}")
 
 
 def named_vit(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> ViTSpec:
@@ -372,7 +436,9 @@ def _convert_timm_trunk(importer: ModuleType, branch: BranchTensors) -> Conversi
 
 def _choose_branch(key: str, importer: ModuleType, file: ForeignFile, options: ImportOptions) -> BranchTensors:
     """The requested branch, or the importer's default. Raises ValueError if the file does not hold it."""
-    name = options.branch or next(iter(importer.BRANCHES))
+    defaults = getattr(importer, "DEFAULTS", None) or [next(iter(importer.BRANCHES))]
+    present = [other for other, prefixes in importer.BRANCHES.items() if _has_trunk(importer, file, prefixes)]
+    name = options.branch or next((name for name in defaults if name in present), defaults[-1])
     if name not in importer.BRANCHES:
         raise ValueError(f"{file.path}: no branch {name!r}; choose one of {', '.join(importer.BRANCHES)}")
     prefixes = [without_wrappers(options.prefix)] if options.prefix else importer.BRANCHES[name]
@@ -380,10 +446,12 @@ def _choose_branch(key: str, importer: ModuleType, file: ForeignFile, options: I
         if _has_trunk(importer, file, [prefix]):
             if options.prefix:
                 name = options.branch or prefix.rstrip(".")
-            return BranchTensors(file=file, importer=key, name=name, prefix=prefix, options=options)
+            branch = BranchTensors(file=file, importer=key, name=name, prefix=prefix, options=options)
+            if len(present) > 1 and not (options.branch or options.prefix):
+                branch.assumed.add(f"the branch {name} of {', '.join(present)}, which the file holds (--branch)")
+            return branch
     first = getattr(importer, "FIRST", PATCH_EMBEDDING)
     expected = " or ".join(prefix + name for prefix in prefixes for name in first)
-    present = [other for other, prefixes in importer.BRANCHES.items() if _has_trunk(importer, file, prefixes)]
     wrapped = [prefix for prefix in prefixes if without_wrappers(prefix) != prefix and prefix]
     if wrapped:
         advice = f"names are read without wrappers: write {without_wrappers(wrapped[0])!r} in BRANCHES of {key}"
@@ -391,16 +459,23 @@ def _choose_branch(key: str, importer: ModuleType, file: ForeignFile, options: I
         advice = f"it holds the branches: {', '.join(present)}"
     else:
         other_source = f"it is not a file of {key}; its tensors are {short_text(list(file.tensors))}"
-        advice = unsupported_reason(file.tensors) or prefix_advice(key, file) or other_source
+        advice = unsupported_reason(file.tensors) or prefix_advice(key, file, [importer]) or other_source
     raise ValueError(f"{file.path}: no patch embedding for branch {name!r}: {expected}; {advice}")
 
 
-def prefix_advice(key: str, file: ForeignFile) -> str:
-    """Under which prefixes a file holds ViTs with timm's names, and how to import one; "" if there are none."""
+def prefix_advice(key: str, file: ForeignFile, importers: Iterable[ModuleType]) -> str:
+    """Under which prefixes a file holds ViTs with timm's names, and how to import one; "" if there are none.
+
+    importers: those that may read it; networks that are not of their default branches are named last.
+    """
     ending = PATCH_EMBEDDING[0]
     prefixes = [name.removesuffix(ending) for name in file.tensors if name.endswith(f".{ending}")]
     if not prefixes:
         return ""
+    others = [
+        prefix for importer in importers for name in [*importer.BRANCHES][1:] for prefix in importer.BRANCHES[name]
+    ]
+    prefixes.sort(key=lambda prefix: prefix.endswith(tuple(others)))
     subject = "a ViT lies" if len(prefixes) == 1 else "ViTs lie"
     command = f"{import_command(key, file)} --prefix {prefixes[0]}"
     return f"{subject} under {', '.join(prefixes[:4])}: say which with --prefix, as in {command}"
@@ -433,12 +508,17 @@ def _unused_tensors(importer: ModuleType, branch: BranchTensors) -> tuple[dict[s
     patterns = _other_branches(importer, branch) | importer.DROPPED | TRAINING_STATE
     if branch.options.prefix:
         patterns |= {f"(?!{re.escape(branch.prefix)}).*": f"outside {branch.prefix}"}
+    known_prefixes = [prefix for prefixes in importer.BRANCHES.values() for prefix in prefixes]
     dropped: dict[str, int] = {}
     unknown = []
     for name in branch.file.tensors:
         if name in branch.used:
             continue
-        reason = next((reason for pattern, reason in patterns.items() if re.fullmatch(pattern, name)), None)
+        names = [name]  # and, below a prefix of the user's, under those of the importer, which its patterns expect
+        if branch.options.prefix and name.startswith(branch.prefix):
+            names += [prefix + name.removeprefix(branch.prefix) for prefix in known_prefixes]
+        matches = (reason for pattern, reason in patterns.items() if any(re.fullmatch(pattern, name) for name in names))
+        reason = next(matches, None)
         if reason is None:
             unknown.append(name)
         else:

@@ -99,7 +99,7 @@ def is_bare_vit(file: ForeignFile, kind: PositionTable = "learned", scaled: bool
     if not is_plain(tensors, scaled) or tensors["pos_embed"].ndim != 3:
         return False
     patches = tensors["pos_embed"].shape[1] - 1
-    return patches > 0 and isqrt(patches) ** 2 == patches and position_kind(tensors) == kind
+    return patches > 0 and position_kind(tensors) == kind
 
 
 def position_kind(tensors: Mapping[str, Tensor]) -> PositionTable:
@@ -107,26 +107,38 @@ def position_kind(tensors: Mapping[str, Tensor]) -> PositionTable:
     table = tensors.get("pos_embed")
     if table is None or table.ndim != 3:
         return "none"
-    return table_kind(table, isqrt(table.shape[1]) ** 2, is_fine_tuned="fc_norm.weight" in tensors)
+    rows = table.shape[1]
+    for prefix in dict.fromkeys((rows - isqrt(rows) ** 2, 1, 0)):  # the patches may be a square, or all rows but one
+        kind, _ = table_kind(table, rows - prefix, is_fine_tuned="fc_norm.weight" in tensors)
+        if kind != "learned":
+            return kind
+    return "learned"
 
 
-def table_kind(table: Tensor, patches: int, is_fine_tuned: bool = False) -> PositionTable:
-    """Kind of a position table (1, P+L, D) of a square grid: one of the two sine-cosine orders, or learned.
+def table_kind(
+    table: Tensor, patches: int, is_fine_tuned: bool = False
+) -> tuple[PositionTable, tuple[int, int] | None]:
+    """Kind of a position table (1, P+L, D), and its grid: one of the two sine-cosine orders, whose values show the
+    grid; or learned, and None.
 
     patches: L. is_fine_tuned: accept values that were trained, starting from sines and cosines, as sines and cosines.
     """
-    if len(table) != 1:
-        return "learned"  # or broken
-    side, prefix = isqrt(patches), table.shape[1] - patches
-    if table.shape[2] % 4 or not patches:
-        return "learned"
-    for first, kind in SINCOS_ORDERS:
-        expected = sincos_positions((side, side), table.shape[2], first, prefix, torch.float64)
-        if is_fine_tuned and _correlation(table[:, prefix:], expected[:, prefix:]) > MIN_TABLE_CORRELATION:
-            return kind
-        if (table - expected).abs().max() < MAX_TABLE_DRIFT:
-            return kind
-    return "learned"
+    if patches < 1 or len(table) != 1 or table.shape[2] % 4:
+        return "learned", None  # or broken
+    prefix, width = table.shape[1] - patches, table.shape[2]
+    corner = sincos_positions((1, 1), width, "row", dtype=torch.float64)  # the first patch of every grid
+    if not is_fine_tuned and (table[:, prefix : prefix + 1] - corner).abs().max() >= MAX_TABLE_DRIFT:
+        return "learned", None
+    correlations: dict[tuple[PositionTable, tuple[int, int]], float] = {}
+    for grid in [(height, patches // height) for height in range(1, patches + 1) if patches % height == 0]:
+        for first, kind in SINCOS_ORDERS:
+            expected = sincos_positions(grid, width, first, prefix, torch.float64)
+            if (table - expected).abs().max() < MAX_TABLE_DRIFT:
+                return kind, grid
+            if is_fine_tuned:
+                correlations[kind, grid] = _correlation(table[:, prefix:], expected[:, prefix:])
+    best = max(correlations, key=correlations.__getitem__, default=None)
+    return best if best and correlations[best] > MIN_TABLE_CORRELATION else ("learned", None)
 
 
 def _correlation(first: Tensor, second: Tensor) -> float:

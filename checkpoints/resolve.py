@@ -179,7 +179,7 @@ def detect(file: ForeignFile) -> str:
         raise ValueError(f"{file.path}: {reason}")
     if not keys:
         examples = ", ".join(list(file.tensors)[:3])
-        advice = prefix_advice("IMPORTER", file) or (
+        advice = prefix_advice("IMPORTER", file, importers.values()) or (
             f"say IMPORTER:{file.path} with one of {', '.join(file_importers())}; a network that is no ViT is "
             "evaluated frozen, as module:PACKAGE:FUNCTION (docs/your-own-network.md)"
         )

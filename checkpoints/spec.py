@@ -7,7 +7,7 @@ sizes. "pixels" is the only name that is not timm's; it means raw pixels without
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from engine.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, ProperFraction, Validated
@@ -87,8 +87,7 @@ class ViTSpec(Validated, ImageGrid):
     """Architectural facts of a ViT."""
 
     architecture: str  # timm's name; decides what has no field (activation, kind of norm, SwiGLU of a plain ViT, ...)
-    # Side in pixels of the images for which the position table was made, or (height, width).
-    image_size: PositiveInt | tuple[PositiveInt, PositiveInt]
+    image_size: PositiveInt | tuple[PositiveInt, PositiveInt]  # side in pixels of the images, or (height, width)
     patch_size: PositiveInt  # side of a patch in pixels
     width: PositiveInt  # D, channels of a token
     depth: PositiveInt  # blocks of the trunk
@@ -106,6 +105,8 @@ class ViTSpec(Validated, ImageGrid):
     class_attention: NonNegativeInt = 0  # CaiT class-attention blocks after the trunk (ExtreMA)
     final_norm: FinalNorm = "all"  # tokens that the final norm is applied to; "pooled": the mean of the patches
     pool: Literal["cls", "avg"] = "cls"  # feature that the source evaluates: class token or mean of the patches
+    # Image size for which an export's position tables were made, from which they are resized; None: image_size.
+    table_size: PositiveInt | tuple[PositiveInt, PositiveInt] | None = None
     # The fields from here on are only for timm's Eva; for other families the architecture decides.
     key_bias: bool = True  # keys have a bias, like queries and values
     rotary: Rotary = "none"  # rotary position embeddings of queries and keys, see checkpoints/vit.py
@@ -130,8 +131,12 @@ class ViTSpec(Validated, ImageGrid):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.image_size, tuple) and self.image_size[0] == self.image_size[1]:
-            object.__setattr__(self, "image_size", self.image_size[0])
+        for name in ("image_size", "table_size"):
+            size = getattr(self, name)
+            if isinstance(size, tuple) and size[0] == size[1]:
+                object.__setattr__(self, name, size[0])
+        if self.table_size == self.image_size or self.position == self.relative_position == "none":
+            object.__setattr__(self, "table_size", None)
         if not re.fullmatch(r"\w+", self.architecture):
             raise ValueError(f"architecture={self.architecture!r}: must be timm's name of a model, without a tag")
         if self.width % self.heads:
@@ -143,6 +148,8 @@ class ViTSpec(Validated, ImageGrid):
                 f"image_size={self.image_size} with patch_size={self.patch_size} is a grid of {self.grid[0]} x "
                 f"{self.grid[1]} patches: at most {MAX_GRID} x {MAX_GRID} can be computed"
             )
+        if self.table_size is not None:
+            _ = self.stored  # checks its size
         if max(self.depth, self.class_attention) > MAX_BLOCKS:
             raise ValueError(f"depth={self.depth}, class_attention={self.class_attention}: at most {MAX_BLOCKS} blocks")
         if self.class_attention and self.class_token:
@@ -181,6 +188,15 @@ class ViTSpec(Validated, ImageGrid):
         if changes or self.class_token or self.final_norm not in ("none", "pooled"):
             remedy = ", ".join([*changes, "class_token=False", "final_norm='none'"])
             raise ValueError(f"architecture='pixels' has no network; set {remedy}")
+
+    @property
+    def stored(self) -> "ViTSpec":
+        """The same network at the image size of the stored position tables."""
+        return replace(self, image_size=self.table_size or self.image_size, table_size=None)
+
+    def at_size(self, image_size: int | tuple[int, int]) -> "ViTSpec":
+        """The same network and position tables for images of another size, in pixels."""
+        return replace(self, image_size=image_size, table_size=self.table_size or self.image_size)
 
     @property
     def family(self) -> Literal["vit", "beit", "eva", "pixels"]:
@@ -222,7 +238,7 @@ class ViTSpec(Validated, ImageGrid):
     def timm_args(self) -> dict[str, Any]:
         """Arguments for `timm.create_model(architecture, ...)`, all JSON values, because config.json stores them."""
         common: dict[str, Any] = dict(
-            img_size=self.image_size,
+            img_size=self.table_size or self.image_size,  # for which timm finds the tables in a file
             patch_size=self.patch_size,
             embed_dim=self.width,
             depth=self.depth,
@@ -284,9 +300,9 @@ class ViTSpec(Validated, ImageGrid):
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `ViTSpec(**object)` restores.
 
-        EVA_FIELDS with default values are omitted, so that digests from before these fields existed stay valid.
+        Fields that were added later are omitted at their defaults, so that digests from before they existed stay valid.
         """
-        defaults = {field.name: field.default for field in fields(self) if field.name in EVA_FIELDS}
+        defaults = {field.name: field.default for field in fields(self) if field.name in EVA_FIELDS | {"table_size"}}
         values = asdict(self)
         return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 

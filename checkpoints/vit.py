@@ -26,6 +26,7 @@ The angles are those of timm's modules, computed in float32 or more, whatever th
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import isqrt, pi
 from typing import Any
@@ -253,7 +254,8 @@ class ViT(nn.Module):
 
     def __init__(self, spec: ViTSpec, drop_path: float = 0.0, initialise: bool = True) -> None:
         super().__init__()
-        self.spec = spec
+        # A network's own tables are for its image size, whatever the size of those that an export stores.
+        self.spec = spec = replace(spec, table_size=None)
         self.trunk = build_trunk(spec, drop_path, initialise)
         if spec.class_attention:
             self.class_query = nn.Parameter(torch.zeros(1, 1, spec.width))

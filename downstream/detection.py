@@ -201,7 +201,7 @@ class Detection(DetectionSettings, DenseTask):
     def model(self, export: ViTExport, classes: int, synchronised: bool, seed: int, masks: bool = True) -> "nn.Module":
         """mmdet's detector with the export as its backbone.
 
-        The position table is trained at the export's size, and interpolated for every image.
+        The position table is trained at its size in the export, and interpolated for every image.
 
         Args:
             export: the export.
@@ -214,7 +214,7 @@ class Detection(DetectionSettings, DenseTask):
         from downstream.models.detectors import detector
 
         backbone = DenseBackbone(
-            dense_network(export, export.spec.image_size, self.drop_path),
+            dense_network(export, export.spec.stored.image_size, self.drop_path),
             default_taps(export.spec.depth),
             norm=self.norm,
             train_positions=self.train_positions,

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from checkpoints.importing import BranchTensors, Conversion, square, trunk_sizes
+from checkpoints.importing import BranchTensors, Conversion, file_grid, of_patches, trunk_sizes
 from checkpoints.positions import sincos_positions
 from checkpoints.reading import ForeignFile
-from checkpoints.recognition import position_kind
+from checkpoints.recognition import table_kind
 from checkpoints.spec import CLIP_MEAN, CLIP_STD, Preparation, ViTSpec
 
 SOURCE = "apple/ml-aim 3762121, aim-v2/aim/v2/torch/, aim-v1/aim/v1/torch/"
@@ -75,9 +75,10 @@ def _with_positions(
     patch_size = sizes["patch_size"]
     if "pos_embed" in tensors:
         rows = tensors["pos_embed"].shape[1] if tensors["pos_embed"].ndim == 3 else 0
-        side = square(branch, rows, f"the position table has {rows} rows")
-        kind = position_kind(tensors)
-        return tensors, dict(image_size=side * patch_size, position=kind, position_resize="bicubic_antialias")
+        kind, grid = table_kind(tensors["pos_embed"], rows)
+        height, width = grid or file_grid(branch, patch_size, of_patches(rows), f"its position table of {rows} rows")
+        image_size = (height * patch_size, width * patch_size)
+        return tensors, dict(image_size=image_size, position=kind, position_resize="bicubic_antialias")
     image_size = branch.options.image_size or IMAGE_SIZE // patch_size * patch_size
     height, width = image_size if isinstance(image_size, tuple) else (image_size, image_size)
     table = sincos_positions((height // patch_size, width // patch_size), sizes["width"], "column")

@@ -44,7 +44,17 @@ from torch.nn import Identity
 from checkpoints.export import ViTExport, digest_of_tensors
 from checkpoints.fingerprint import synthetic_image
 from checkpoints.folders import WEIGHTS, offline_if_unreachable
-from checkpoints.importing import HEADS, BranchTensors, Conversion, plain_vit, relative_vit, square, trunk_sizes
+from checkpoints.importing import (
+    HEADS,
+    BranchTensors,
+    Conversion,
+    file_grid,
+    known_grids,
+    of_patches,
+    plain_vit,
+    relative_vit,
+    trunk_sizes,
+)
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import (
     ANY_PREFIX,
@@ -60,6 +70,7 @@ from engine.printing import did_you_mean
 
 SOURCE = "huggingface/pytorch-image-models 1.0.31"
 BRANCHES = {"model": TRUNK_PREFIXES, "ema": ("state_dict_ema.", "model_ema.")}
+DEFAULTS = ("ema", "model")  # timm.models._helpers.load_state_dict(use_ema=True) takes the average if there is one
 DROPPED = {
     rf"({ANY_PREFIX}|(state_dict|model)_ema\.)({CLASSIFIER}|head_dist\.(weight|bias))": "classifier",
     rf"({ANY_PREFIX}|(state_dict|model)_ema\.)attn_pool\..*": "pooling head",
@@ -367,16 +378,34 @@ def _spec_of_file(branch: BranchTensors, tensors: dict[str, torch.Tensor]) -> Vi
             "no tensor tells the activation, head count and norms of such a model; use bench import with "
             "--architecture NAME, timm's name of the model"
         )
-    rows = tensors["pos_embed"].shape[1] if "pos_embed" in tensors and tensors["pos_embed"].ndim == 3 else 0
+    registers = tensors["reg_token"].shape[1] if "reg_token" in tensors and tensors["reg_token"].ndim == 3 else 0
     return plain_vit(
         branch,
         tensors,
         heads={width: heads for width, heads in HEADS.items() if width != 1536},  # at 1536 timm has 16 and 24 heads
-        class_position=isqrt(rows) ** 2 != rows,  # a square: positions for patches alone (no_embed_class)
-        registers=tensors["reg_token"].shape[1] if "reg_token" in tensors and tensors["reg_token"].ndim == 3 else 0,
+        class_position=_has_class_position(branch, tensors, 1 + registers),
+        registers=registers,
         qkv_bias="blocks.0.attn.qkv.bias" in tensors,
         layer_scale="blocks.0.ls1.gamma" in tensors,
         position_resize="bicubic_antialias",
+    )
+
+
+def _has_class_position(branch: BranchTensors, tensors: dict[str, torch.Tensor], tokens: int) -> bool:
+    """Whether a position table begins with rows for class token and registers, which models with timm's
+    no_embed_class lack. tokens: their number. Raises ValueError if the table's rows can be read either way.
+    """
+    if "pos_embed" not in tensors or tensors["pos_embed"].ndim != 3:
+        return True
+    rows, patch_size = tensors["pos_embed"].shape[1], trunk_sizes(branch, tensors)["patch_size"]
+    by_size = [prefix for prefix in (tokens, 0) if known_grids(branch, patch_size, of_patches(rows - prefix))]
+    side = isqrt(rows)
+    if len(by_size) == 1 or side**2 != rows or rows <= tokens:
+        return by_size != [0] if by_size else rows > tokens
+    raise ValueError(
+        f"its position table of {rows} rows is for {side} x {side} patches (--image-size {side * patch_size}), or for "
+        f"{rows - tokens} patches and {tokens} tokens before them (--image-size HxW): give the size, or timm's name of "
+        "the model by --architecture"
     )
 
 
@@ -397,11 +426,12 @@ def _spec_by_name(branch: BranchTensors, tensors: dict[str, torch.Tensor], name:
             raise ValueError(f"{field_name} of the tensors is {size}, that of {name} is {getattr(spec, field_name)}")
     if "fc_norm.weight" in tensors and "norm.weight" not in tensors:
         spec = replace(spec, final_norm="pooled", pool="avg")
-    patches = tensors["pos_embed"].shape[1] - spec.prefix * spec.class_position if "pos_embed" in tensors else 0
-    if patches in (0, spec.grid[0] * spec.grid[1]):
+    if "pos_embed" not in tensors:
         return spec
-    side = square(branch, patches, f"{patches} positions are left for patches:")
-    return replace(spec, image_size=side * spec.patch_size)
+    patches = tensors["pos_embed"].shape[1] - spec.prefix * spec.class_position
+    table = f"its position table with {patches} rows for patches"
+    height, width = file_grid(branch, spec.patch_size, of_patches(patches), table, own=spec.grid)
+    return replace(spec, image_size=(height * spec.patch_size, width * spec.patch_size))
 
 
 def _spec_of_name(name: str) -> ViTSpec:

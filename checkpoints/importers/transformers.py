@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checkpoints.importing import BranchTensors, Conversion, relative_vit
+from checkpoints.importing import BranchTensors, Conversion, relative_vit, size_from
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import position_kind
 from checkpoints.spec import Preparation, ViTSpec
@@ -147,8 +147,10 @@ def _setting(branch: BranchTensors, name: str, default: Any = None) -> Any:
 
 def _sizes(branch: BranchTensors) -> dict[str, Any]:
     """Fields of a ViTSpec in config.json: sizes, number of heads, eps of the norms."""
-    patch_size, image_size = _setting(branch, "patch_size"), _setting(branch, "image_size")
-    sides = image_size if isinstance(image_size, list) else [image_size, image_size]
+    sides, patch = size_from(_setting(branch, "image_size")), size_from(_setting(branch, "patch_size"))
+    if not sides or not patch or patch[0] != patch[1]:
+        raise ValueError("config.json's image_size and patch_size are no sizes in pixels, or its patches no squares")
+    patch_size = patch[0]
     heads = _setting(branch, "num_attention_heads")
     if branch.options.heads not in (None, heads):
         raise ValueError(f"config.json says {heads} heads, not {branch.options.heads}")
