@@ -242,11 +242,13 @@ def relative_vit(branch: BranchTensors, tensors: Mapping[str, Tensor], **facts: 
             (2 * height - 1) * (2 * width - 1) + 3 == rows
             and patches in (None, height * width)
             and exact in (None, (height, width))
-            and (index is None or torch.equal(index, gen_relative_position_index((height, width))))
         )
 
-    patch_size = sizes["patch_size"]
-    height, width = file_grid(branch, patch_size, fits, f"{name} of {rows} rows, 3 of them for the class token,")
+    patch_size, sides = sizes["patch_size"], range(1, MAX_GRID + 1 if index is not None else 1)
+    grids = ((height, width) for height in sides for width in sides if fits(height, width))
+    grid = next((grid for grid in grids if torch.equal(index, gen_relative_position_index(grid))), None)
+    table_name = f"{name} of {rows} rows, 3 of them for the class token,"
+    height, width = grid or file_grid(branch, patch_size, fits, table_name)
     return ViTSpec(
         architecture="beit_base_patch16_224",
         image_size=(height * patch_size, width * patch_size),
@@ -320,26 +322,20 @@ def file_grid(branch: BranchTensors, patch_size: int, fits: Fits, table: str, ow
     Those of `known_grids`, of the named model (`own`), or the only ones that fit; else a square, which is recorded as
     assumed. Raises ValueError, with the grids that fit, if none of these decides. table: for the message.
     """
-    grids = known_grids(branch, patch_size, fits) or ({own} if own and fits(*own) else set())
+    p, known = patch_size, known_grids(branch, patch_size, fits) or ({own} if own and fits(*own) else set())
     sides = range(1, MAX_GRID + 1)
-    choices = sorted(
-        grids or {(h, w) for h in sides for w in sides if fits(h, w)}, key=lambda grid: abs(grid[0] - grid[1])
-    )
+    grids = known or {(height, width) for height in sides for width in sides if fits(height, width)}
+    choices = sorted(grids, key=lambda grid: abs(grid[0] - grid[1]))
+    if not choices:
+        raise ValueError(f"{branch.file.path}: {table} is for no grid of patches; it is a file of another method")
+    height, width = choices[0]
     if len(choices) == 1:
-        return choices[0]
-    if choices and choices[0][0] == choices[0][1] and not grids:
-        branch.assumed.add(f"square grid, {choices[0][0]} x {choices[0][0]} patches (--image-size HxW)")
-        return choices[0]
-    texts = [
-        f"{height} x {width} patches (--image-size {height * patch_size}x{width * patch_size})"
-        for height, width in choices
-    ]
-    reading = (
-        f"could be for {short_text(texts, ' or ')}"
-        if texts
-        else "is for no grid of patches; is the file of another method"
-    )
-    raise ValueError(f"{branch.file.path}: {table} {reading}")
+        return height, width
+    if height == width and not known:
+        branch.assumed.add(f"square grid, {height} x {width} patches (--image-size HxW)")
+        return height, width
+    sizes = [f"{height} x {width} patches (--image-size {height * p}x{width * p})" for height, width in choices]
+    raise ValueError(f"{branch.file.path}: {table} could be for {short_text(sizes, ' or ')}: say which")
 
 
 def named_vit(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> ViTSpec:
@@ -472,10 +468,8 @@ def prefix_advice(key: str, file: ForeignFile, importers: Iterable[ModuleType]) 
     prefixes = [name.removesuffix(ending) for name in file.tensors if name.endswith(f".{ending}")]
     if not prefixes:
         return ""
-    others = [
-        prefix for importer in importers for name in [*importer.BRANCHES][1:] for prefix in importer.BRANCHES[name]
-    ]
-    prefixes.sort(key=lambda prefix: prefix.endswith(tuple(others)))
+    branches = [prefixes for importer in importers for prefixes in [*importer.BRANCHES.values()][1:]]
+    prefixes.sort(key=lambda prefix: prefix.endswith(tuple(prefix for prefixes in branches for prefix in prefixes)))
     subject = "a ViT lies" if len(prefixes) == 1 else "ViTs lie"
     command = f"{import_command(key, file)} --prefix {prefixes[0]}"
     return f"{subject} under {', '.join(prefixes[:4])}: say which with --prefix, as in {command}"

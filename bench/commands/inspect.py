@@ -92,7 +92,10 @@ def _positions(export: "ViTExport") -> str:
     spec = export.spec
     relative = f", relative position bias {spec.relative_position}" if spec.relative_position != "none" else ""
     rotary = f", rotary ({spec.rotary}, base {spec.rotary_base:g})" if spec.rotary != "none" else ""
-    return f"{spec.position}{relative}{rotary}, resized by {spec.position_resize}"
+    rule = f", resized by {spec.position_resize}"
+    if spec.table_size:
+        rule = f" for {spec.stored.size_text}{rule} to {spec.size_text}"
+    return f"{spec.position}{relative}{rotary}{rule}"
 
 
 def _tensors(export: "ViTExport") -> str:

@@ -400,12 +400,14 @@ def _has_class_position(branch: BranchTensors, tensors: dict[str, torch.Tensor],
     rows, patch_size = tensors["pos_embed"].shape[1], trunk_sizes(branch, tensors)["patch_size"]
     by_size = [prefix for prefix in (tokens, 0) if known_grids(branch, patch_size, of_patches(rows - prefix))]
     side = isqrt(rows)
-    if len(by_size) == 1 or side**2 != rows or rows <= tokens:
-        return by_size != [0] if by_size else rows > tokens
+    if len(by_size) == 1:
+        return by_size[0] > 0
+    if side**2 != rows or rows <= tokens:
+        return rows > tokens
     raise ValueError(
         f"its position table of {rows} rows is for {side} x {side} patches (--image-size {side * patch_size}), or for "
-        f"{rows - tokens} patches and {tokens} tokens before them (--image-size HxW): give the size, or timm's name of "
-        "the model by --architecture"
+        f"{rows - tokens} patches behind class token and registers (--image-size HxW): give the size, or timm's name "
+        "of the model by --architecture"
     )
 
 
