@@ -15,6 +15,7 @@ from typing import Protocol as Interface
 import numpy as np
 
 from engine.distributed import World
+from engine.files import sha256_of_file
 from engine.settings import Validated
 from engine.work import Kind, Scale, Work
 
@@ -22,13 +23,31 @@ Split = Literal["train", "val"]
 SelectOn = Literal["holdout", "val"]
 
 
-class Images(Interface):
-    """One split of an image set: imagesets.sets.ImageSet, or downstream.data.scenes.SceneSet for dense tasks."""
+class Source(Interface):
+    """What numbers are computed from: images, or a file with facts about them."""
 
     @property
     def fingerprint(self) -> str: ...
     @property
-    def contents(self) -> str: ...
+    def contents(self) -> str: ...  # tells images with the same fingerprint apart; "" if that is not needed
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file with facts about images, such as ground truth."""
+
+    path: Path
+    contents: ClassVar[str] = ""  # the fingerprint covers all bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex SHA-256 of the file. Raises OSError or ValueError if it cannot be read."""
+        return sha256_of_file(self.path)
+
+
+class Images(Source, Interface):
+    """One split of an image set: imagesets.sets.ImageSet, or downstream.data.scenes.SceneSet for dense tasks."""
+
     def __len__(self) -> int: ...
     def limited(self, count: int) -> Self: ...
 
@@ -203,6 +222,15 @@ class Task(Validated):
         A run then leaves the job out before it starts, and prints why. Called in one process; may read labels, but no
         pixels.
         """
+
+    def reads(self, space: Workspace) -> Mapping[str, Source]:
+        """What the task reads besides the splits of `space.data`: name -> images or a file. ValueError if these cannot
+        be used.
+
+        A result belongs to them as it belongs to the splits: if one is added, the job runs again; if one is changed or
+        removed, a run refuses to keep the result. Names are independent of where the files are.
+        """
+        return {}
 
     def summary(self, spec: Any, images: Mapping[str, int]) -> Mapping[str, Any]:
         """Key numbers of a run for `--dry-run`: name -> a number or text. ValueError for settings that do not fit.

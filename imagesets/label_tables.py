@@ -5,6 +5,7 @@ another. Shapes: N rows, K classes.
 """
 
 import csv
+import io
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from engine.files import read_text
 from engine.optional import require
 from engine.printing import did_you_mean
 from imagesets.listing import HOLD_OUT, SPLIT_WORDS, images_below, short_list, split_folder
@@ -137,14 +139,13 @@ def read_table(path: str) -> Columns:
 
             table = read_parquet(path)
             return {name: table.column(name).to_pylist() for name in table.column_names}
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            return _from_json_lines(file.read()) if path.endswith(".jsonl") else _from_csv(file)
+        text = read_text(path)
+        return _from_json_lines(text) if path.endswith(".jsonl") else _from_csv(io.StringIO(text, newline=""))
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror or error}); correct its name") from error
     except (ValueError, csv.Error, RecursionError) as error:
-        raise ValueError(
-            f"{path}: is no table of labels ({' '.join(str(error).split())}); correct or save it anew"
-        ) from error
+        reason = " ".join(str(error).removeprefix(f"{path}: ").split())
+        raise ValueError(f"{path}: is no table of labels ({reason}); correct or save it anew") from error
 
 
 def _from_csv(file: Any) -> Columns:
@@ -166,7 +167,7 @@ def _from_csv(file: Any) -> Columns:
 
 def _from_json_lines(text: str) -> Columns:
     """The columns of JSON objects, one a line; a row has None in columns that its object lacks."""
-    rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+    rows = [json.loads(line) for line in text.split("\n") if line.strip()]
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError("each line must hold a JSON object")
     names = dict.fromkeys(name for row in rows for name in row)

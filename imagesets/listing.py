@@ -33,6 +33,24 @@ def subfolders(folder: str) -> tuple[str, ...]:
         return tuple(sorted(entry.name for entry in entries if entry.is_dir()))
 
 
+def optional_path(folder: str, name: str) -> str:
+    """The path of what may be in `folder`, such as a part of a set; "" if it is not there.
+
+    Raises ValueError for a broken link, and for the name in another spelling (`Fog`, `gaussian-noise`), which would be
+    ignored.
+    """
+    path = os.path.join(folder, name)
+    if os.path.exists(path) or not os.path.isdir(folder):
+        return path if os.path.exists(path) else ""
+    for entry in sorted(os.listdir(folder)):
+        if entry.lower().replace("_", "-") == name.replace("_", "-"):
+            problem = "is a broken link" if entry == name else f"is not spelled {name}"
+            raise ValueError(
+                f"{os.path.join(folder, entry)} {problem}, so it would be ignored; mend, rename or remove it"
+            )
+    return ""
+
+
 def require_folder(folder: str, url: str) -> None:
     """Raise ValueError unless `folder` is a folder that can be listed; the message says how far the path exists."""
     if not folder:

@@ -5,27 +5,29 @@ The sets are searched for in ImageNet's folder and beside it. Each has its own r
 N: images of a set. n: those that are readable. C: classes of the classifier.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from numpy.random import RandomState
 from PIL import Image
 from torch import Tensor
 
 from checkpoints.frozen import FrozenExport
+from engine.files import read_json, read_text
 from engine.settings import Different, PositiveInt, Validated
-from engine.tasks import Metric, Outcome, Protocol, Task, Workspace, resampled
+from engine.tasks import Metric, Outcome, Protocol, Source, SourceFile, Task, Workspace, resampled
 from engine.work import Scale, Work
-from imagesets.listing import class_tree, subfolders
+from imagesets.listing import class_tree, optional_path, short_list, subfolders
 from imagesets.selection import evenly_spaced
-from imagesets.sets import ImageSet, parse_url
+from imagesets.sets import ImageSet, open_set, parse_url
 from imagesets.transforms import EvalTransform
 from probes.corruptions import CORRUPTIONS, Corruption, corrupt
 from probes.features.extract import FeatureSet, extract
@@ -46,6 +48,14 @@ FOLDERS = {
 }
 OWN_CLASSES = ("a", "r")  # sets on which the classifier chooses among the set's classes only
 REAL, CORRUPTED = "real.json", "imagenet-c"
+MAPPINGS = (  # in the folder mappings of ObjectNet
+    "folder_to_objectnet_label.json",
+    "objectnet_to_imagenet_1k.json",
+    "pytorch_to_imagenet_2012_id.json",
+    "imagenet_to_label_2012_v2",
+)
+MAX_TABLE = 1 << 24  # bytes of ReaL's labels or a mapping, of which the official ones have less than 1 MB
+ClassNumber = Annotated[int, Meta(ge=0)]
 BORDER = 2  # pixels of ObjectNet's red border
 
 SEVERITIES = range(1, 6)  # of a corruption
@@ -104,16 +114,63 @@ def folder_of(place: str, name: str) -> str:
     """The path of a set's folder or file in ImageNet's folder `place` or beside it; "" if there is none."""
     if not place:
         return ""
-    paths = [os.path.join(folder, name) for folder in (place, os.path.dirname(os.path.abspath(place)))]
-    return next(filter(os.path.exists, paths), "")
+    paths = (optional_path(folder, name) for folder in (place, os.path.dirname(os.path.abspath(place))))
+    return next(filter(None, paths), "")
 
 
 def open_class_folders(url: str, root: str) -> ImageSet:
     """The images of a folder with a folder per class. Raises ValueError if it has no class folders."""
     classes = subfolders(root)
     if not classes:
-        raise ValueError(f"{url}: no class folders in {root}; unpack the set again")
+        raise ValueError(f"{url}: no class folders in {root}; unpack the set again, or remove it")
     return class_tree(url=url, split="val", root=root, classes=classes, notes=())
+
+
+def corruptions_in(root: str) -> list[str]:
+    """The corruptions that a folder of ImageNet-C holds. Raises ValueError if there are none, if one lacks a severity,
+    and for other folders."""
+    corruptions = [name for name in ALEXNET if optional_path(root, name)]
+    others = [name for name in subfolders(root) if name not in ALEXNET]
+    if others or not corruptions:
+        problem = f"holds {short_list(others)}, which are no corruptions" if others else "holds no corruption"
+        raise ValueError(
+            f"{root} {problem} of ImageNet-C, such as fog/1/CLASS/IMAGE; rename, unpack again or remove it"
+        )
+    for name in corruptions:
+        if missing := [severity for severity in SEVERITIES if not os.path.isdir(f"{root}/{name}/{severity}")]:
+            raise ValueError(f"{root}/{name} has no folder {missing[0]}; unpack all severities, 1 to 5, or remove it")
+    return corruptions
+
+
+def shifted_sources(space: Workspace) -> dict[str, Source]:
+    """What is read of the shifted sets: name of a folder or file -> its images, opened once for a run, or the file.
+
+    Raises ValueError for sets that cannot be scored.
+    """
+    place = parse_url(space.data)[1]
+    train, val = (space.images(split, open_set) for split in ("train", "val"))
+    sources: dict[str, Source] = {}
+    if path := folder_of(place, REAL):
+        real_labels(path, val, len(train.classes))
+        sources[REAL] = SourceFile(Path(path))
+    for name, folder in FOLDERS.items():
+        if root := folder_of(place, folder):
+            images = open_shifted(name, root, space)
+            if name == "objectnet":
+                objectnet_counterparts(root, images, len(train.classes))
+                sources |= {f"{folder}/{file}": SourceFile(Path(root, "mappings", file)) for file in MAPPINGS}
+            else:
+                head_classes(images, train.classes)
+            sources[folder] = images
+    if root := folder_of(place, CORRUPTED):
+        sources[CORRUPTED] = class_tree(url=f"c:{root}", split="val", root=root, classes=corruptions_in(root), notes=())
+    return sources
+
+
+def open_shifted(name: str, root: str, space: Workspace, limit: int | None = None) -> ImageSet:
+    """The images of a set in FOLDERS, or of one severity of ImageNet-C, at most `limit`; opened once for a run."""
+    folder = f"{root}/images" if name == "objectnet" else root
+    return space.opened.get(f"{name}:{root}", "val", lambda url, _: open_class_folders(url, folder), limit)
 
 
 def head_classes(images: ImageSet, known: Sequence[str]) -> np.ndarray:
@@ -134,17 +191,23 @@ def head_classes(images: ImageSet, known: Sequence[str]) -> np.ndarray:
             f"{images.url}: {len(unknown)} of its {len(images.classes)} class folders, {unknown[0]!r} first, are no "
             f"classes of the head, which knows {len(known)}, such as {known[0]!r}; train it on the same classes"
         )
+    if same := [name for name, number in zip(images.classes, numbers, strict=True) if (numbers == number).sum() > 1]:
+        raise ValueError(f"{images.url}: the class folders {short_list(same)} are of one class; keep one, or join them")
     return numbers
 
 
-def real_labels(path: str, images: ImageSet) -> np.ndarray:
-    """ReaL's labels (N, m) of ImageNet's validation images, padded with -1.
+def real_labels(path: str, images: ImageSet, classes: int) -> list[list[int]]:
+    """ReaL's labels of each of ImageNet's validation images, from 0 to `classes` - 1.
 
-    The file lists them in the order of the numbers in ImageNet's file names. Raises ValueError for images without such
-    a number, or with one beyond the end of the list.
+    The file lists them in the order of the numbers in ImageNet's file names. Raises ValueError for other labels, for
+    images without such a number, or with one beyond the end of the list, and if no image has a label.
     """
-    with open(path, encoding="ascii") as file:
-        labels_by_number = json.load(file)
+    labels_by_number = read_json(path, MAX_TABLE, list[list[ClassNumber]])
+    if wrong := [(number, label) for number, row in enumerate(labels_by_number) for label in row if label >= classes]:
+        raise ValueError(
+            f"{path}: `$[{wrong[0][0]}]` has the label {wrong[0][1]}, and the head knows {classes} classes; labels are "
+            "numbers of ImageNet's 1000 classes: train the head on these"
+        )
     matches = [re.search(r"_val_(\d+)", os.path.basename(images.path(index))) for index in range(len(images))]
     numbers = [int(match[1]) if match else 0 for match in matches]
     unlisted = [index for index, number in enumerate(numbers) if not 1 <= number <= len(labels_by_number)]
@@ -153,38 +216,44 @@ def real_labels(path: str, images: ImageSet) -> np.ndarray:
             f"{path}: has {len(labels_by_number)} entries, and none for {images.path(unlisted[0])}; it is for "
             "ImageNet's own files, ILSVRC2012_val_00000001 and so on"
         )
-    image_labels = [labels_by_number[number - 1] for number in numbers]
-    padded = np.full((len(images), max(1, *map(len, image_labels))), -1)
-    for row, labels in zip(padded, image_labels, strict=True):
-        row[: len(labels)] = labels
-    return padded
+    return [labels_by_number[number - 1] for number in numbers]
 
 
-def objectnet_counterparts(root: str, images: ImageSet) -> dict[int, int]:
-    """ImageNet's class number -> label of ObjectNet's class, from the files in ROOT/mappings.
+def objectnet_counterparts(root: str, images: ImageSet, classes: int) -> dict[int, int]:
+    """ImageNet's class number, from 0 to `classes` - 1, -> label of ObjectNet's class, from the files in ROOT/mappings.
 
-    Raises ValueError if these cannot be read.
+    Raises ValueError, naming the file, if these cannot be read or do not fit together.
     """
+    paths = [os.path.join(root, "mappings", name) for name in MAPPINGS]
 
-    def read(name: str) -> Any:
-        with open(os.path.join(root, "mappings", name), encoding="utf-8") as file:
-            return json.load(file) if name.endswith(".json") else file.read().splitlines()
+    def entry(table: Mapping[Any, Any], key: Any, path: str) -> Any:
+        if key not in table:
+            raise ValueError(f"{path}: it has no entry for {key!r}")
+        return table[key]
 
     try:
-        titles = read("folder_to_objectnet_label.json")  # folder -> title of its class
-        labels = {titles[folder]: label for label, folder in enumerate(images.classes)}
+        titles = read_json(paths[0], MAX_TABLE, dict[str, str])  # folder -> title of its class
+        labels = {entry(titles, folder, paths[0]): label for label, folder in enumerate(images.classes)}
         # ImageNet's classes are given by descriptions, in the order of the challenge and not of torchvision.
-        challenge_numbers = {text: number for number, text in enumerate(read("imagenet_to_label_2012_v2"))}
-        imagenet_numbers = {place: int(number) for number, place in read("pytorch_to_imagenet_2012_id.json").items()}
-        return {
-            imagenet_numbers[challenge_numbers[description]]: labels[title]
-            for title, descriptions in read("objectnet_to_imagenet_1k.json").items()
+        challenge_numbers = {text: number for number, text in enumerate(read_text(paths[3], MAX_TABLE).splitlines())}
+        places = read_json(paths[2], MAX_TABLE, dict[ClassNumber, ClassNumber])
+        imagenet_numbers = {place: number for number, place in places.items()}
+        if len(imagenet_numbers) < len(places) or max(places, default=0) >= classes:
+            raise ValueError(
+                f"{paths[2]}: classes up to {max(places, default=0)}, of which each needs a place of its own and one "
+                f"among the {classes} classes of the head; train it on all classes of ImageNet"
+            )
+        counterparts = {
+            entry(imagenet_numbers, entry(challenge_numbers, description, paths[3]), paths[2]): labels[title]
+            for title, descriptions in read_json(paths[1], MAX_TABLE, dict[str, str]).items()
             if title in labels
             for description in descriptions.split("; ")
         }
-    except (OSError, KeyError, ValueError) as error:
-        reason = " ".join(f"{type(error).__name__} {error}".split())
-        raise ValueError(f"{images.url}: {root}/mappings cannot be read ({reason}); unpack ObjectNet again") from error
+        if not counterparts:
+            raise ValueError(f"{paths[1]}: none of its titles is one of {short_list(list(labels))}")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{images.url}: {' '.join(str(error).split())}; unpack ObjectNet again") from error
+    return counterparts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -300,12 +369,16 @@ class ShiftedSets:
         place = parse_url(self.space.data)[1]
         metrics: dict[str, Metric] = {}
         facts: dict[str, Any] = {}
+        warnings = list(clean.facts.get("warnings", ()))
         arrays = dict(clean.arrays)
         feature_sets = [self.val_features]
         for name, correct, features in self.evaluated_sets(place):
-            metrics[f"{name}_top1"] = top1_metric(correct)
             facts[name] = dict(features.facts)
             feature_sets += [features] if features is not self.val_features else []
+            if np.isnan(correct).all():
+                warnings.append(f"no number for {name}: none of its {len(correct)} images has a class that counts")
+            else:
+                metrics[f"{name}_top1"] = top1_metric(correct)
 
         root = folder_of(place, CORRUPTED)
         errors: dict[str, list[float]] = {}
@@ -315,7 +388,6 @@ class ShiftedSets:
             correct = any_match(self.ranked(features)[:, :1], labels[:, None])
             errors.setdefault(corruption, []).append(1 - float(np.nanmean(correct)))
             feature_sets.append(features)
-        warnings = list(clean.facts.get("warnings", ()))
         if errors:
             prefix = "c" if root else "generated"
             name = f"{prefix}_mce" if set(errors) == set(BENCHMARK) else f"{prefix}_mce_of{len(errors)}"
@@ -343,8 +415,10 @@ class ShiftedSets:
         """
         if path := folder_of(place, REAL):
             features = self.val_features
-            labels = real_labels(path, self.val)[features.indices]
-            yield "real", any_match(self.ranked(features)[:, :1], labels), features
+            labels = real_labels(path, self.val, len(self.classes))
+            pairs = zip(self.ranked(features)[:, 0].tolist(), features.indices.tolist(), strict=True)
+            correct = [float(best in labels[index]) if labels[index] else np.nan for best, index in pairs]
+            yield "real", np.array(correct), features
         for name, folder in FOLDERS.items():
             root = folder_of(place, folder)
             if root and name == "objectnet":
@@ -354,7 +428,7 @@ class ShiftedSets:
 
     def evaluate_set(self, name: str, root: str) -> tuple[np.ndarray, FeatureSet]:
         """Correctness (n,) and features of a set whose classes are the classifier's, or some of them."""
-        images = self.open_limited(f"{name}:{root}", root)
+        images = open_shifted(name, root, self.space, self.space.limit)
         features = self.extract(images, self.transform)
         numbers = head_classes(images, self.classes)
         if name in OWN_CLASSES:
@@ -365,17 +439,12 @@ class ShiftedSets:
 
     def evaluate_objectnet(self, root: str) -> tuple[np.ndarray, FeatureSet]:
         """Correctness (n,) and features of ObjectNet; only images of the classes that ImageNet has, too, count."""
-        images = self.open_limited(f"objectnet:{root}", f"{root}/images")
-        counterparts = objectnet_counterparts(root, images)
+        images = open_shifted("objectnet", root, self.space, self.space.limit)
+        counterparts = objectnet_counterparts(root, images, len(self.classes))
         features = self.extract(alter_images(images, "without-border", crop_border), self.transform)
         ranked = map_classes(self.ranked(features)[:, :1], counterparts)
         counts = np.isin(features.labels, list(counterparts.values()))
         return any_match(ranked, np.where(counts, features.labels, -1)[:, None]), features
-
-    def open_limited(self, url: str, root: str) -> ImageSet:
-        """The images of a set, at most as many as the workspace allows."""
-        images = open_class_folders(url, root)
-        return images.limited(self.space.limit) if self.space.limit else images
 
     def corruptions(self, root: str) -> Iterator[tuple[str, ImageSet, EvalTransform]]:
         """Name of a corruption, its images of one severity, and their transform.
@@ -385,10 +454,10 @@ class ShiftedSets:
         """
         centre_crop = replace(self.transform, crop=1.0)
         if root:
-            for corruption in ALEXNET:
-                for severity in SEVERITIES if os.path.exists(f"{root}/{corruption}") else ():
-                    path = f"{root}/{corruption}/{severity}"
-                    yield corruption, self.open_limited(f"c:{path}", path), centre_crop
+            for corruption in corruptions_in(root):
+                for severity in SEVERITIES:
+                    images = open_shifted("c", f"{root}/{corruption}/{severity}", self.space, self.space.limit)
+                    yield corruption, images, centre_crop
             return
         readable = self.val_features.indices
         chosen = readable[evenly_spaced(len(readable), min(self.shifts.images, len(readable)))]
@@ -423,7 +492,7 @@ def top1_metric(correct: np.ndarray) -> Metric:
     def accuracy(weights: np.ndarray) -> dict[str, np.ndarray]:
         return {"": 100 * (weights @ values) / np.maximum(weights @ counts, 1)}
 
-    value = 100 * float(values.sum() / max(counts.sum(), 1))
+    value = 100 * float(values.sum() / counts.sum())
     return Metric(value=value, resampled=resampled(accuracy, len(correct))[""])
 
 

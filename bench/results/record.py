@@ -10,7 +10,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import floor, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -203,17 +203,28 @@ class DataUsed:
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     # split -> digests of a few files' bytes and of modification times, which distinguish sets of one fingerprint
     contents: Mapping[str, str] = field(default_factory=dict)
+    # name of each file or set that the protocol reads besides the splits -> its SHA-256 or fingerprint
+    reads: Mapping[str, str] = field(default_factory=dict)
     images: Mapping[str, int] = field(default_factory=dict)  # split -> number of images, before `limit`
     warnings: tuple[str, ...] = ()  # warnings about the images, a line each
 
     def differ_from(self, other: "DataUsed") -> list[str]:
-        """Splits whose fingerprints agree with those of `other`, but whose files were overwritten in between."""
-        return [
-            split
-            for split, contents in self.contents.items()
-            if self.fingerprints.get(split) == other.fingerprints.get(split)
-            and contents_differ(contents, other.contents.get(split, ""))
+        """What was changed between `other` and this: splits whose fingerprints agree, but whose files were overwritten,
+        and whatever else both read."""
+        sources, others = {**self.fingerprints, **self.reads}, {**other.fingerprints, **other.reads}
+        overwritten = [
+            name
+            for name, contents in self.contents.items()
+            if sources.get(name) == others.get(name) and contents_differ(contents, other.contents.get(name, ""))
         ]
+        changed = [
+            name for name, fingerprint in self.reads.items() if other.reads.get(name, fingerprint) != fingerprint
+        ]
+        return overwritten + changed
+
+    def joined(self, other: "DataUsed") -> "DataUsed":
+        """The same images with what `other`, of another protocol, reads as well."""
+        return replace(self, contents={**other.contents, **self.contents}, reads={**other.reads, **self.reads})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,6 +294,7 @@ class Result:
         return {
             "protocol version": self.protocol.version,
             **{f"{split} images": fingerprint[:8] for split, fingerprint in self.data.fingerprints.items()},
+            **{name: fingerprint[:8] for name, fingerprint in self.data.reads.items()},
             **{f"{self.task}.{name}": value for name, value in self.settings.items()},
             "limit": self.limit,
             "precision": self.precision,

@@ -129,13 +129,14 @@ def comparable_results(out: Path) -> tuple[list[StoredResult], list[str]]:
     results, problems = read_results(out)
     newest: dict[str, DataUsed] = {}
     for stored in sorted(results, key=lambda stored: stored.result.date):
-        if stored.result.data.contents and stored.result.status == "ok":
-            newest[stored.result.data.name] = stored.result.data
+        data = stored.result.data
+        if (data.contents or data.reads) and stored.result.status == "ok":
+            newest[data.name] = data.joined(newest.get(data.name, data))
     comparable, lines = [], dict.fromkeys(problems)
     for stored in results:
         data = stored.result.data
         if data.name in newest and (splits := newest[data.name].differ_from(data)):
-            name = f"{data.name}-{digest(dict(data.contents))[:8]}"
+            name = f"{data.name}-{digest({**data.reads, **data.contents})[:8]}"
             stored = replace(stored, result=replace(stored.result, data=replace(data, name=name)))
             overwritten = f"files of {' and '.join(splits)} were overwritten"
             lines[f"{data.name}: {overwritten}; results from before are listed as {name}"] = None

@@ -208,6 +208,9 @@ def plan_jobs(
     for name, refused in refused_by_set.items():
         lines.append(f"{name} has several labels per image, so these are left out on it: {', '.join(refused)}")
     protocols = [chosen for chosen in protocols if chosen not in lacking_data]
+    pairs = [
+        (chosen, *with_reads(images, chosen, space)) for chosen in protocols for images in data if fits(chosen, images)
+    ]
     jobs = []
     for checkpoint in checkpoints:
         reasons = refused_networks(checkpoint, protocols)
@@ -217,12 +220,9 @@ def plan_jobs(
             lines.append(f"{name} is evaluated without {', '.join(names)}: {reason}")
         unsuitable_protocols = [chosen for unsuitable in reasons.values() for chosen in unsuitable]
         planned = [
-            _job(out, space, checkpoint, images, chosen)
-            for chosen in protocols
-            for images in data
-            if fits(chosen, images)
-            and chosen not in unsuitable_protocols
-            and chosen.name not in refused_by_set.get(images.name, ())
+            _job(out, space, checkpoint, images, chosen, problem)
+            for chosen, images, problem in pairs
+            if chosen not in unsuitable_protocols and chosen.name not in refused_by_set.get(images.name, ())
         ]
         jobs.append((checkpoint, sorted(planned, key=lambda job: job.state == "failed before")))
     return protocols, jobs, lines
@@ -345,8 +345,27 @@ def open_data(name: str, url: str, space: Workspace) -> DataUsed:
     )
 
 
-def _job(out: Path, space: Workspace, checkpoint: LoadedCheckpoint, data: DataUsed, chosen: ChosenProtocol) -> Job:
-    """The job of a checkpoint, an image set and a protocol, with what is known before it runs."""
+def with_reads(data: DataUsed, chosen: ChosenProtocol, space: Workspace) -> tuple[DataUsed, str]:
+    """An image set with what a protocol reads besides its splits, and why this cannot be used, "" if it can."""
+    if space.opened.known(data.url, "train") is None:  # not opened in plans for an assumed machine
+        return data, ""
+    try:
+        sources = chosen.task.reads(replace(space, data=data.url, limit=None, world=World()))
+        reads = DataUsed(
+            name=data.name,
+            url=data.url,
+            contents={name: source.contents for name, source in sources.items() if source.contents},
+            reads={name: source.fingerprint for name, source in sources.items()},
+        )
+    except Exception as error:  # as in `problem_of`
+        return data, in_one_line(error)
+    return data.joined(reads), ""
+
+
+def _job(
+    out: Path, space: Workspace, checkpoint: LoadedCheckpoint, data: DataUsed, chosen: ChosenProtocol, problem: str
+) -> Job:
+    """The job of a checkpoint, an image set and a protocol, with what is known before it runs, such as a problem."""
     settings = settings_of(chosen.task)
     protocol = ProtocolUsed(
         name=chosen.name,
@@ -359,9 +378,9 @@ def _job(out: Path, space: Workspace, checkpoint: LoadedCheckpoint, data: DataUs
     limit = effective_limit(space.limit, data)
     stem = result_stem(protocol, settings, replace(space, limit=limit))
     path = result_path(out, checkpoint.used, data.name, stem)
-    state: State = "new" if space.reread else job_state(path, data, space.skip_bad)
+    state: State = "new" if space.reread or problem else job_state(path, data, space.skip_bad)
     job = Job(chosen=chosen, protocol=protocol, settings=settings, data=data, path=path, state=state, limit=limit)
-    return replace(job, problem=problem_of(job, checkpoint.spec, space))
+    return replace(job, problem=problem or problem_of(job, checkpoint.spec, space))
 
 
 def problem_of(job: Job, spec: FrozenSpec, space: Workspace) -> str:
@@ -395,6 +414,8 @@ def job_state(path: Path, data: DataUsed, skip_bad: bool) -> State:
     if result.status == "failed":
         return "failed before"
     _refuse_other_images(path, result, data)
+    if data.reads.keys() - result.data.reads.keys():  # added since
+        return "new"
     if result.skipped and not skip_bad:  # without --skip-bad, a result needs all images
         return "failed before" if failure_path(path).exists() else "new"
     return "done"
@@ -411,19 +432,22 @@ def _refuse_other_images(path: Path, result: Result, data: DataUsed) -> None:
             f"({before.url}; images: {counts}; names, sizes or labels differ); use another name, or --rerun to "
             "replace it"
         )
-    if splits := data.differ_from(result.data):
+    removed = [name for name in result.data.reads if name not in data.reads]
+    if changed := [*data.differ_from(result.data), *removed]:
         raise ValueError(
-            f"--data {data.name}={data.url}: since {path} was measured, files of {' and '.join(splits)} were "
-            "overwritten by others of the same names and sizes; use another name, or --rerun to replace it"
+            f"--data {data.name}={data.url}: since {path} was measured, files of {' and '.join(changed)} were "
+            "overwritten or removed; use another name, or --rerun to replace it"
         )
 
 
 def refuse_mixed_contents(out: Path, jobs: Sequence[Job]) -> None:
     """ValueError if the board would mix results of `jobs` with results of earlier contents of the same files."""
-    if not any(job.data.contents for job in jobs):
+    if not any(job.data.contents or job.data.reads for job in jobs):
         return
     replaced = {job.path for job in jobs if job.state != "done"}
-    data = {job.data.name: job.data for job in jobs}
+    data: dict[str, DataUsed] = {}
+    for job in jobs:
+        data[job.data.name] = job.data.joined(data.get(job.data.name, job.data))
     for stored in read_results(out)[0] if (out / "results").is_dir() else ():
         result, path = stored.result, stored.path
         now = data.get(result.data.name)

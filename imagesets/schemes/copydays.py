@@ -9,7 +9,7 @@ import os
 
 import numpy as np
 
-from imagesets.listing import images_below, require_folder, subfolders
+from imagesets.listing import images_below, optional_path, require_folder, short_list, subfolders
 from imagesets.sets import ImageSet, Split
 
 PLACE = "FOLDER"
@@ -26,9 +26,12 @@ def open_split(place: str, split: Split) -> ImageSet:
     if ORIGINAL not in subfolders(place):
         raise ValueError(f"{url}: no folder {ORIGINAL} in {place}; unpack the original images of Copydays into it")
     strong, *graded = COPIES
-    graded_folders = [f"{name}/{grade}" for name in graded for grade in subfolders(os.path.join(place, name))]
-    folders = [ORIGINAL, *([DISTRACTORS] if split == "train" else [strong, *graded_folders])]
-    images, counts = images_below(place, [name for name in folders if os.path.isdir(os.path.join(place, name))])
+    graded_folders = [f"{name}/{grade}" for name in graded for grade in subfolders(optional_path(place, name))]
+    optional = [name for name in ([DISTRACTORS] if split == "train" else [strong]) if optional_path(place, name)]
+    folders = [ORIGINAL, *optional, *(graded_folders if split == "val" else ())]
+    images, counts = images_below(place, folders)
+    if empty := [name for name, count in zip(folders, counts, strict=True) if not count]:
+        raise ValueError(f"{url}: no image in {short_list(empty)}; unpack the set again, or remove the folder")
     paths = [os.path.relpath(name) for name in images.names]
     class_names = [
         DISTRACTORS if path.startswith(DISTRACTORS) else os.path.basename(path)[:CLASS_CHARACTERS] for path in paths

@@ -8,6 +8,7 @@ WordNet id (wnid) in sorted order, as in torchvision. Files are only read, never
 """
 
 import csv
+import io
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.files import open_regular
+from engine.files import open_regular, read_text
 from imagesets.listing import (
     class_tree,
     images_below,
@@ -151,14 +152,17 @@ def read_solution(url: str, path: str) -> dict[str, str]:
 
     Its columns are `ImageId,PredictionString`, the latter `wnid x y x y` for each object, all with the same wnid.
     """
-    with open(path, newline="", encoding="utf-8", errors="replace") as file:
-        rows = csv.reader(file)
+    try:
+        rows = csv.reader(io.StringIO(read_text(path), newline=""))
         if next(rows, None) != ["ImageId", "PredictionString"]:
-            raise ValueError(f"{url}: {path} does not start with ImageId,PredictionString; fetch it again from Kaggle")
-        try:
-            return {image: boxes.split()[0] for image, boxes in rows}
-        except (ValueError, IndexError, csv.Error) as error:
-            raise ValueError(f"{url}: {path} is damaged at line {rows.line_num}; fetch it again from Kaggle") from error
+            raise ValueError("another first line")
+    except (ValueError, csv.Error) as error:
+        problem = f"{path} does not start with ImageId,PredictionString ({error}); fetch it again from Kaggle"
+        raise ValueError(f"{url}: {problem}") from error
+    try:
+        return {image: boxes.split()[0] for image, boxes in rows}
+    except (ValueError, IndexError, csv.Error) as error:
+        raise ValueError(f"{url}: {path} is damaged at line {rows.line_num}; fetch it again from Kaggle") from error
 
 
 def read_devkit(url: str, truth: str) -> dict[str, str]:
@@ -169,8 +173,8 @@ def read_devkit(url: str, truth: str) -> dict[str, str]:
     meta = os.path.join(os.path.dirname(truth), "meta.mat")
     try:
         wnid_of = {number: wnid for number, wnid in json.loads(_run_on_mats(READ_SYNSETS, meta))}
-        with open(truth, encoding="ascii") as file:
-            return {f"ILSVRC2012_val_{line:08d}": wnid_of[int(text)] for line, text in enumerate(file, 1)}
+        lines = enumerate(read_text(truth).splitlines(), 1)
+        return {f"ILSVRC2012_val_{line:08d}": wnid_of[int(text)] for line, text in lines}
     except FileNotFoundError as error:
         raise ValueError(f"{url}: no {meta} beside {truth}; unpack ILSVRC2012_devkit_t12.tar.gz again") from error
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:

@@ -6,18 +6,36 @@ The published file is a pickle, which could run code when read, so its content h
 """
 
 import glob
-import json
 import os
-from typing import Any
+from collections import Counter
+from typing import Annotated, TypedDict
 
 import numpy as np
+from msgspec import Meta
 
-from imagesets.listing import images_below, require_folder
+from engine.files import MAX_TEXT, read_json
+from imagesets.listing import images_below, require_folder, short_list
 from imagesets.sets import ImageSet, Split
 
 PLACE = "FOLDER"
 SPLITS = ("train", "val")
-GROUPS = ("easy", "hard", "junk")
+Index = Annotated[int, Meta(ge=0)]  # of an image in imlist
+
+
+class Groups(TypedDict):
+    """Images of the database that show a query's landmark, by difficulty."""
+
+    easy: list[Index]
+    hard: list[Index]
+    junk: list[Index]
+
+
+class GroundTruth(TypedDict):
+    """The content of gnd_NAME.json; `bbx` is not read."""
+
+    imlist: list[str]
+    qimlist: list[str]
+    gnd: list[Groups]
 
 
 def open_split(place: str, split: Split) -> ImageSet:
@@ -26,8 +44,12 @@ def open_split(place: str, split: Split) -> ImageSet:
     require_folder(place, url)
     truth, path = ground_truth(place)
     images, _ = images_below(os.path.join(place, "jpg"), ["."])
-    index_of = {os.path.splitext(os.path.basename(name))[0]: index for index, name in enumerate(images.names)}
+    stems = [os.path.splitext(os.path.basename(name))[0] for name in images.names]
+    index_of = {stem: index for index, stem in enumerate(stems)}
     names = truth["imlist" if split == "train" else "qimlist"]
+    listed = {*truth["imlist"], *truth["qimlist"]}
+    if same := [images.names[i] for i, stem in enumerate(stems) if stem in listed and i != index_of[stem]]:
+        raise ValueError(f"{url}: another image in jpg/ has the name of {short_list(same)}, too; remove one of them")
     if missing := [name for name in names if name not in index_of]:
         raise ValueError(
             f"{url}: {path} names {len(missing)} images that jpg/ lacks, {missing[0]!r} first; unpack all of them"
@@ -38,12 +60,21 @@ def open_split(place: str, split: Split) -> ImageSet:
         classes=("landmark",),
         labels=np.zeros(len(names), np.int64),
         images=images.take(np.array([index_of[name] for name in names])),
-        notes=(f"{len(truth['imlist'])} images of the database, {len(truth['qimlist'])} queries, by {path}",),
+        notes=(
+            f"{len(truth['imlist'])} images of the database, {len(truth['qimlist'])} queries, by {path}",
+            *repeated_queries(truth),
+        ),
         reports="retrieval",
     )
 
 
-def ground_truth(place: str) -> tuple[dict[str, Any], str]:
+def repeated_queries(truth: GroundTruth) -> list[str]:
+    """A note about images that are several queries, if there are any."""
+    repeated = [name for name, count in Counter(truth["qimlist"]).items() if count > 1]
+    return [f"{short_list(repeated)} listed more than once among the queries"] if repeated else []
+
+
+def ground_truth(place: str) -> tuple[GroundTruth, str]:
     """The content of FOLDER/gnd_*.json, and its path. Raises ValueError if it is missing or invalid."""
     paths = sorted(glob.glob(os.path.join(glob.escape(place), "gnd_*.json")))
     if not paths:
@@ -51,17 +82,31 @@ def ground_truth(place: str) -> tuple[dict[str, Any], str]:
             f"revisited:{place}: no gnd_*.json; convert gnd_NAME.pkl of revisitop once, in a place where its code may "
             "run: json.dump(pickle.load(open(pkl, 'rb')), open(out, 'w'), default=lambda array: array.tolist())"
         )
-    with open(paths[0], encoding="utf-8") as file:
-        truth = json.load(file)
+    if len(paths) > 1:
+        raise ValueError(f"revisited:{place}: which of {short_list(paths)} is its ground truth? keep one")
     try:
-        count, entries = len(truth["imlist"]), truth["gnd"]
-        indices = [index for entry in entries for group in GROUPS for index in entry[group]]
-    except (KeyError, TypeError) as error:
-        reason = f"{type(error).__name__} {error}"
+        truth: GroundTruth = read_json(paths[0], MAX_TEXT, GroundTruth)
+        check_truth(truth)
+    except (OSError, ValueError) as error:
+        reason = str(error).removeprefix(f"{paths[0]}: ")
         raise ValueError(f"revisited:{place}: {paths[0]} has another form ({reason}); convert it again") from error
-    if len(entries) != len(truth["qimlist"]) or any(not 0 <= index < count for index in indices):
-        raise ValueError(
-            f"revisited:{place}: {paths[0]} is of {len(entries)} queries and its list has {len(truth['qimlist'])}, or "
-            f"it names images beyond the {count} of the database: it belongs to another set; convert it again"
-        )
     return truth, paths[0]
+
+
+def check_truth(truth: GroundTruth) -> None:
+    """Raise ValueError if the lists do not fit each other, or if no query has positives."""
+    count, queries = len(truth["imlist"]), truth["gnd"]
+    if len(queries) != len(truth["qimlist"]):
+        raise ValueError(f"`gnd` is of {len(queries)} queries, and `qimlist` has {len(truth['qimlist'])}")
+    if repeated := [name for name, times in Counter(truth["imlist"]).items() if times > 1]:
+        raise ValueError(f"`imlist` has {short_list(repeated)} more than once")
+    for number, groups in enumerate(queries):
+        indices = [*groups["easy"], *groups["hard"], *groups["junk"]]
+        if max(indices, default=0) >= count:
+            raise ValueError(f"`gnd[{number}]` names image {max(indices)}, beyond the {count} of `imlist`")
+        if len(set(indices)) < len(indices):
+            raise ValueError(f"`gnd[{number}]` names image {Counter(indices).most_common(1)[0][0]} twice")
+        if truth["qimlist"][number] in [truth["imlist"][index] for index in groups["easy"] + groups["hard"]]:
+            raise ValueError(f"`gnd[{number}]` has the query {truth['qimlist'][number]!r} itself to be found")
+    if not any(groups["easy"] or groups["hard"] for groups in queries):
+        raise ValueError("no query has an easy or hard image, so there is nothing to score")

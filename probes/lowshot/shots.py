@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from imagesets.sets import ImageSet, parse_url
+from engine.tasks import Source, SourceFile, Workspace
+from imagesets.sets import ImageSet, open_set, parse_url
 from imagesets.subsets import class_counts, few_shot, fraction, from_list
 
 PUBLISHED_LISTS = "published"  # value of `lists`: the lists of MSN and SimCLR, in the folder of the images
@@ -99,6 +100,14 @@ def lists_folder(train: ImageSet, lists: str) -> Path:
             "the ROOT of imagenet:ROOT; evaluate on that, or choose a protocol that draws its subsets"
         )
     return folder
+
+
+def lists_read(lists: str, space: Workspace) -> dict[str, Source]:
+    """The files in the folder of lists, by their path in it; none if subsets are drawn."""
+    if not lists:
+        return {}
+    folder = lists_folder(space.images("train", open_set), lists)
+    return {str(path.relative_to(folder)): SourceFile(path) for path in sorted(folder.glob("imagenet_subsets*/*.txt"))}
 
 
 def read_shot_list(train: ImageSet, lists: str, count: int, split: int) -> ImageSet:

@@ -20,9 +20,10 @@ from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.neighbours import unit_rows
 from engine.settings import PositiveInt
-from engine.tasks import Outcome, Protocol, Task, Workspace
+from engine.tasks import Outcome, Protocol, Source, Task, Workspace
+from imagesets.listing import optional_path
 from imagesets.schemes.copydays import COPIES, DISTRACTORS
-from imagesets.sets import open_set, parse_url
+from imagesets.sets import ImageSet, open_set, parse_url
 from imagesets.transforms import image_to_tensor
 from probes.retrieved import average_precision, copy_descriptor, describe_images, whiten
 from probes.scores import mean_metric
@@ -47,6 +48,15 @@ class Copydays(Task):
         if parse_url(space.data)[0] != "copydays":
             raise ValueError(f"{space.data}: not a set for copy detection; add --data NAME=copydays:FOLDER")
 
+    def reads(self, space: Workspace) -> dict[str, Source]:
+        images = self.whitening_images(space)
+        return {"whitening": images} if images else {}
+
+    def whitening_images(self, space: Workspace) -> ImageSet | None:
+        """The images that whiten, if there are any; opened once for a run."""
+        folder = optional_path(parse_url(space.data)[1], "whitening")
+        return space.opened.get(f"images:{folder}", "train", open_set) if folder else None
+
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         return {"image size": self.size, "forward passes": sum(images.values())}
 
@@ -64,9 +74,9 @@ class Copydays(Task):
             return copy_descriptor(features.cls, features.patches.flatten(1, 2))[0]
 
         rows, query_rows = (describe_images(images, describe, space) for images in (database, queries))
-        folder, whitening = os.path.join(place, "whitening"), 0  # images that whiten
-        if os.path.isdir(folder):
-            reference = describe_images(open_set(f"images:{folder}", "train"), describe, space)
+        whitening = 0  # images that whiten
+        if images := self.whitening_images(space):
+            reference = describe_images(images, describe, space)
             rows, query_rows, whitening = whiten(rows, reference), whiten(query_rows, reference), len(reference)
         nearest = np.argsort(-(unit_rows(query_rows) @ unit_rows(rows).T), axis=1, kind="stable")[:, :NEAREST]
         is_original = database.labels[nearest] == queries.labels[:, None]  # (Q, NEAREST)

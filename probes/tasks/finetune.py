@@ -21,7 +21,7 @@ from checkpoints.export import ViTExport, check_tables
 from checkpoints.flops import forward_flops, training_bytes, training_flops
 from checkpoints.frozen import FrozenSpec, vit_spec
 from checkpoints.spec import SIZES, ViTSpec
-from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace, as_reported, settings_of, smoke_protocol
+from engine.tasks import Outcome, Protocol, SelectOn, Source, Task, Workspace, as_reported, settings_of, smoke_protocol
 from engine.training.schedules import share_of
 from engine.work import NETWORK_SLOWDOWN, Kind, Part, Scale, Work, product_rate
 from imagesets.sets import ImageSet, cache_folder
@@ -38,7 +38,7 @@ from probes.finetune.training_groups import (
     mixed_groups,
     training_transform,
 )
-from probes.lowshot.shots import draw_share
+from probes.lowshot.shots import draw_share, lists_read
 from probes.scores import with_class_means
 from probes.splits import check_labels, held_out, not_held_out_warning, open_splits
 
@@ -122,6 +122,9 @@ class Finetune(FinetuneSettings, Task):
     def check_images(self, space: Workspace) -> None:
         train, _, _ = self.split_training_images(open_splits(space)[0], space.seed)
         self.check_batch(len(train))
+
+    def reads(self, space: Workspace) -> dict[str, Source]:
+        return lists_read(self.lists, space) if self.fraction < 1 else {}
 
     def check_batch(self, images: int) -> None:
         """Raises ValueError if the training images are fewer than a batch, and suggests the largest power of 2."""

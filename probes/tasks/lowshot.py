@@ -17,7 +17,7 @@ import torch
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.settings import Different, Fraction, PositiveInt
-from engine.tasks import Metric, Outcome, Protocol, Workspace, resampled
+from engine.tasks import Metric, Outcome, Protocol, Source, Workspace, resampled
 from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
@@ -28,7 +28,15 @@ from probes.lowshot.blocks import BLOCK_ROWS, PreparedRows, Preprocess
 from probes.lowshot.fitting import MAX_IN_MEMORY, SOLVERS, EvaluatedFit, FitSettings, Fitter, fit_subsets
 from probes.lowshot.logistic import BLOCK_LOGITS, HISTORY
 from probes.lowshot.several_labels import ClassByClass
-from probes.lowshot.shots import PUBLISHED_LISTS, Subset, draw_subsets, possible_shots, rows_of_images, subset_indices
+from probes.lowshot.shots import (
+    PUBLISHED_LISTS,
+    Subset,
+    draw_subsets,
+    lists_read,
+    possible_shots,
+    rows_of_images,
+    subset_indices,
+)
 from probes.scores import cost, mean_average_precision, nll_metric, prediction_arrays, spread_out, with_class_means
 from probes.splits import not_held_out_warning, open_splits
 
@@ -105,6 +113,9 @@ class LowShot(FitSettings, PooledTask):
         train, _ = open_splits(space, several_labels=self.takes_several_labels)
         if not train.has_several_labels:
             possible_shots(train, self.shots, bool(self.fractions))
+
+    def reads(self, space: Workspace) -> dict[str, Source]:
+        return lists_read(self.lists, space)
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         forwards = images["train"] + images["val"]

@@ -9,6 +9,7 @@ N: images of the database. Q: queries. D: width.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.neighbours import unit_rows
 from engine.settings import Fraction, PositiveInt
-from engine.tasks import Outcome, Protocol, Workspace
+from engine.tasks import Outcome, Protocol, Source, SourceFile, Workspace
 from engine.work import Scale, Work
 from imagesets.schemes.revisited import ground_truth
 from imagesets.selection import evenly_spaced
@@ -47,6 +48,10 @@ class Retrieval(PooledTask):
 
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         return {} if parse_url(space.data)[0] == "revisited" else super().features(export, space)
+
+    def reads(self, space: Workspace) -> dict[str, Source]:
+        scheme, place = parse_url(space.data)
+        return {"ground truth": SourceFile(Path(ground_truth(place)[1]))} if scheme == "revisited" else {}
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         return {"image size": spec.image_size, "forward passes": sum(images.values()), "queries": images["val"]}

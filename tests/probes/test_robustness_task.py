@@ -160,4 +160,4 @@ def test_images_without_an_entry_in_real_are_refused(names, wrong, tmp_path):
         paint(tmp_path / "val/n0" / name, WNIDS[0], number)
     images = open_class_folders("a:", str(tmp_path / "val"))
     with pytest.raises(ValueError, match=f"has 2 entries, and none for .*{wrong}"):
-        real_labels(str(tmp_path / "real.json"), images)
+        real_labels(str(tmp_path / "real.json"), images, 12)
