@@ -136,6 +136,9 @@ class Detection(DetectionSettings, DenseTask):
         self.check_network(export.spec)
         self.check_images(space)
         plan = self.plan(export, *open_both(space), space.seed)
+        steps = plan.epochs * plan.steps_per_epoch
+        if self.warmup > steps and space.limit is None:  # with --limit, the number is no result anyway
+            raise ValueError(f"warmup={self.warmup}: must be no more than {steps}, the steps on {plan.train.url}")
         train, val, result = plan.train, plan.val, self.run_training(plan, space)
         from downstream.metrics.detection_metric import evaluator_version
 

@@ -38,6 +38,7 @@ from downstream.metrics.scores import closing_seconds
 from engine.files import locked
 from engine.progress import Progress
 from engine.seeding import AUGMENT, DROP, shuffled, stream_seeds
+from engine.settings import check_up_to
 from engine.tasks import Workspace, settings_of
 from engine.training.interruptions import Stopped, StopRequest, listening
 from engine.training.loading import read_ahead
@@ -74,11 +75,17 @@ class HeadTask(FrozenTask):
 
     lr: tuple[float, ...]
     steps: int
+    warmup: int
     batch: int
     weight_decay: float
     beta2: float
     clip: float
     kept: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_up_to(self, "warmup", "steps")
+        check_up_to(self, "kept", "steps")
 
     def schedule(self) -> FallingOneCycle:
         """The schedule of the learning rates."""

@@ -55,7 +55,6 @@ from engine.settings import (
     PositiveFloat,
     PositiveInt,
     ProperFraction,
-    check_up_to,
 )
 from engine.tasks import Outcome, Protocol, SelectOn, Workspace, smoke_protocol
 from engine.training.schedules import FallingOneCycle
@@ -278,10 +277,6 @@ class SegmentationLinear(HeadTask):
     kept: PositiveInt = 8  # snapshots of each head, at even intervals of the training; the best is reported
     select: SelectOn = "holdout"  # images that select snapshot and rate: held-out training images, or val
     holdout: ProperFraction = 0.1  # share of the training images that is held out to select
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_up_to(self, "kept", "steps")
 
     def selecting(self, select: SelectOn) -> "SegmentationLinear":
         return replace(self, select=select) if self.chooses else self

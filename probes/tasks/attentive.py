@@ -363,17 +363,18 @@ PROTOCOLS = {
             head="cae",
             readout="cls+patches",
             attention_heads=12,
-            lrs=(0.05,),
+            lrs=(0.0125,),
             epochs=90,
             warmup_epochs=10,
-            batch=2048,
+            batch=8192,
             drop_last=True,
             train_interpolation="bicubic",
         ),
-        version=1,
-        source="lxtGH/CAE tools/run_attentive.py, models/modeling_finetune.py:141-256 and scripts/cae_base_800e.sh "
-        "(SGD, rate 0.4 at batch 256 x 8, 90 epochs, 12 attention heads, those of ViT-B); it reports the best epoch on "
-        "the validation images; ours: timm's rule of random crops is torchvision's",
+        version=2,
+        source="lxtGH/CAE tools/run_attentive.py:513-565 (the rate is not scaled with the batch), "
+        "models/modeling_finetune.py:141-256 and scripts/cae_base_800e.sh (SGD, rate 0.4 at batch 4 x 8 x 256 = 8192, "
+        "so that the rate for 256 images is a 32nd; 90 epochs, 12 attention heads, those of ViT-B); it reports the "
+        "best epoch on the validation images; ours: timm's rule of random crops is torchvision's",
     ),
 }
 PROTOCOLS["attentive@vjepa2_1block"] = PROTOCOLS["attentive@vjepa2"].changed(

@@ -101,7 +101,7 @@ def test_options_survive_the_way_to_a_command_line_and_back():
         # Of a task that probes/tasks/lowshot.py defines beside its own.
         ("logreg@dinov2", "digits=digits:", "logreg.holdout=0.2"),
         # Of a task whose key names another layout.
-        ("segmentation_linear@smoke", "voc=tiny-voc:", "segmentation_linear.steps=3"),
+        ("segmentation_linear@smoke", "voc=tiny-voc:", "segmentation_linear.steps=30"),
     ],
 )
 def test_a_job_has_the_image_set_and_settings_of_its_protocols(exports, tmp_path, suite, data, change):
