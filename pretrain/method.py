@@ -81,6 +81,8 @@ class Method(nn.Module):
     repeats = 1  # how often an image occurs in an epoch, which then shows fewer different images
     min_batch = 1  # least images that a forward pass needs
     min_batch_setting = ""  # the setting that requires them, as a user writes it
+    # Setting -> images that it takes together (0: all). All processes' images of a forward pass are a multiple of each.
+    chunks: Mapping[str, int] = MappingProxyType({})
     remedy = ""  # advice in addition to another learning rate if nothing is learned; completes a sentence
     fitted_on = 0  # number of images whose views `fit` gets; 0: nothing is fitted
 

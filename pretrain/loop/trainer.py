@@ -120,6 +120,14 @@ class Trainer:
                 f"{recipe.batch} in {world.size} x {self.plan.micro_batches} (processes x micro-batches) leaves "
                 f"{self.plan.micro_batch_size}; raise --micro-batch or batch, or change the setting"
             )
+        images = self.plan.micro_batch_size * world.size  # in a forward pass of all processes
+        for setting, size in method.chunks.items():
+            if size and images % size:
+                raise ValueError(
+                    f"{setting}={size} needs a multiple of {size} images in a forward pass of all processes, but batch="
+                    f"{recipe.batch} in {self.plan.micro_batches} micro-batches leaves {images}; change --micro-batch or "
+                    "batch, or the setting"
+                )
         self.updates = Updates(
             method,
             recipe,

@@ -56,7 +56,7 @@ from pretrain.methods.dino import (
     small_recipes,
 )
 from pretrain.parts.heads import PrototypeHead
-from pretrain.parts.losses import Negatives, dino_loss, gram_loss, koleo_loss, masked_patch_loss
+from pretrain.parts.losses import Negatives, dino_loss, gram_loss, in_chunks, koleo_loss, masked_patch_loss
 from pretrain.parts.mask_shapes import stratified_masks
 from pretrain.parts.masking import masked_tokens
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, mean_output, sinkhorn_targets
@@ -80,6 +80,8 @@ class MaskedSettings(MultiCropSettings):
     koleo_weight: NonNegativeFloat = 0.1  # weight of KoLeo on the student's class tokens of global crops
     masked_crops: Literal[0, 1, 2] = 1  # how many of an image's two global crops are masked
     mask_ratio: MaskRange = (0.1, 0.5)  # least and largest share of a masked crop's patches that is hidden
+    # images among which KoLeo looks for nearest neighbours, as on each GPU of the source; 0: those of a forward pass
+    koleo_images: NonNegativeInt = 0
     patch_lr: NonNegativeFloat = 0.2  # factor on the learning rate of the patch embedding
     layer_scale_init: NonNegativeFloat = 1e-5  # initial value of layer scale, if the encoder has it
     teacher_momentum: UnitInterval = 0.992
@@ -96,6 +98,8 @@ class MaskedSettings(MultiCropSettings):
         super().__post_init__()
         if self.cls_weight == self.patch_weight == 0:
             raise ValueError("cls_weight=0 with patch_weight=0: nothing is left to learn")
+        if self.koleo_images == 1:
+            raise ValueError("koleo_images=1: an image has no neighbour among one; give 0, or 2 or more")
 
 
 class MaskedDistillation(TeacherStudent):
@@ -113,6 +117,7 @@ class MaskedDistillation(TeacherStudent):
         self.mask_token = nn.Parameter(torch.zeros(1, 1, spec.width))
         if settings.koleo_weight:
             self.batch_statistics, self.min_batch = True, 2
+            self.chunks = {"koleo_images": settings.koleo_images}
         if settings.separate_head:
             self.student.patch_head = self.new_patch_head()
             self.teacher.patch_head = frozen_copy(self.student.patch_head)
@@ -154,10 +159,12 @@ class MaskedDistillation(TeacherStudent):
         return tokens[:, :, 0], tokens[:, :, self.spec.prefix :][masks]
 
     def koleo(self, cls_tokens: Tensor) -> Tensor:
-        """Sum over the global crops of KoLeo on their class tokens (B, G, D); zero without `koleo_weight`."""
+        """Sum over the global crops of KoLeo on their class tokens (B, G, D), a mean over `koleo_images`; zero without
+        `koleo_weight`."""
         if not self.settings.koleo_weight:
             return cls_tokens.new_zeros(())
-        return torch.stack([koleo_loss(tokens) for tokens in cls_tokens.unbind(dim=1)]).sum()
+        chunks = in_chunks(cls_tokens, self.settings.koleo_images, "koleo_images")  # (C, G, n, D)
+        return torch.stack([koleo_loss(tokens) for tokens in chunks.flatten(0, 1)]).sum() / len(chunks)
 
     def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
         """Also set the gradients of the registers' rows of the position table to zero: registers have no positions."""

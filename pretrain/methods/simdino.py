@@ -17,9 +17,10 @@ from checkpoints.spec import ViTSpec
 from engine.distributed import current_world
 from engine.precision import to_float32
 from engine.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat
-from pretrain.method import Step
+from pretrain.method import Step, TrainProgress
 from pretrain.methods.dino import POSITIONS, SMALL_CROPS, SMOKE_CROPS, MultiCropSettings, TeacherStudent, small_recipes
 from pretrain.methods.dino import RECIPES as DINO
+from pretrain.parts.losses import in_chunks
 from pretrain.recipe import VIT_B, VIT_L
 
 
@@ -31,21 +32,22 @@ class CodingRateSettings(MultiCropSettings):
     compression_weight: NonNegativeFloat = 1.0  # weight of the views' agreement; the weight of the coding rate is 1
     # vectors whose coding rate is maximised: the student's, or the mean of the student's and the teacher's
     expansion_of: Literal["student", "mean"] = "mean"
-    gather_covariance: bool = True  # compute the covariance over all processes; the source's default: in each process
+    # images whose covariance is computed together, as on each GPU of the source; 0: those of all processes in a forward
+    # pass (reduce_cov=1 in the source)
+    covariance_images: NonNegativeInt = 0
     local_crops: NonNegativeInt = 10
 
 
-def coding_rate(vectors: Tensor, eps: float, gathered: bool = True) -> Tensor:
+def coding_rate(vectors: Tensor, eps: float, count: int, gathered: bool) -> Tensor:
     """Coding rate (...) of vectors Z (..., B, d): log det(I + d / (n eps) Z^T Z) / 2, times (d + n) / (d n).
 
-    gathered: sum Z^T Z over all processes; otherwise it is this process's. NaN if there is no Cholesky factor.
+    count: n. gathered: sum Z^T Z over all processes. NaN if there is no Cholesky factor.
     """
-    world, (images, width) = current_world(), vectors.shape[-2:]
-    count = images * world.size
+    width = vectors.shape[-1]
     with torch.autocast(vectors.device.type, enabled=False):
         vectors = to_float32(vectors)
         covariance = vectors.mT @ vectors
-        if gathered and world.size > 1:
+        if gathered and current_world().size > 1:
             covariance = all_reduce(covariance)
         identity = torch.eye(width, dtype=vectors.dtype, device=vectors.device)
         factor = torch.linalg.cholesky_ex(identity + width / (count * eps) * covariance).L
@@ -68,13 +70,24 @@ def agreement(global_vectors: Tensor, local_vectors: Tensor | None, targets: Ten
 
 
 def simdino_loss(
-    global_vectors: Tensor, local_vectors: Tensor | None, targets: Tensor, settings: CodingRateSettings
+    global_vectors: Tensor,
+    local_vectors: Tensor | None,
+    targets: Tensor,
+    settings: CodingRateSettings,
+    micro_batches: int = 1,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """SimDINO's loss, and name -> each of its two terms for the log. The tensors are those of `agreement`, of unit
-    length."""
+    length. micro_batches: of an update.
+
+    With `covariance_images`, the covariance of each chunk is divided by the number of images of the whole update, as in
+    the source (main_dino.py:544-558), where every GPU divides its own by the images of all GPUs.
+    """
     compression = agreement(global_vectors, local_vectors, targets)
     expanded = global_vectors if settings.expansion_of == "student" else (global_vectors + targets) / 2
-    expansion = coding_rate(expanded.transpose(0, 1), settings.eps, settings.gather_covariance).mean()
+    chunks = in_chunks(expanded, settings.covariance_images, "covariance_images")  # (C, G, n, d)
+    count = len(expanded) * current_world().size * (micro_batches if settings.covariance_images else 1)
+    rates = coding_rate(chunks, settings.eps, count, gathered=not settings.covariance_images)  # (C, G)
+    expansion = rates.mean(dim=1).mean()
     logs = {"compression": compression.detach(), "expansion": expansion.detach()}
     return -settings.compression_weight * compression - expansion, logs
 
@@ -86,13 +99,17 @@ class SimDino(TeacherStudent):
 
     def __init__(self, spec: ViTSpec, settings: CodingRateSettings) -> None:
         super().__init__(spec, settings)
-        self.batch_statistics = True
+        self.batch_statistics, self.micro_batches = True, 1
+        self.chunks = {"covariance_images": settings.covariance_images}
+
+    def before_forward(self, progress: TrainProgress) -> None:
+        self.micro_batches = progress.micro_batches
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         with torch.no_grad():
             targets = self.teacher({"global": views["global"]})["global"]  # (B, G, d)
         vectors = self.student(views)  # global (B, G, d) and local (B, N, d)
-        loss, logs = simdino_loss(vectors["global"], vectors.get("local"), targets, self.settings)
+        loss, logs = simdino_loss(vectors["global"], vectors.get("local"), targets, self.settings, self.micro_batches)
         return Step(loss, logs)
 
 

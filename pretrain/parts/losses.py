@@ -180,6 +180,21 @@ class GatheredRows(torch.autograd.Function):
         return gradient.chunk(world.size)[world.rank]
 
 
+def in_chunks(rows: Tensor, size: int, setting: str) -> Tensor:
+    """Vectors of G crops (B, G, d) -> (C, G, size, d), chunks of `size` images in the order of the update.
+
+    A source computes such a loss on each GPU; chunks of one GPU's images make it independent of processes and
+    micro-batches. If this process does not hold whole chunks, they are those of all processes, with gradients.
+    size: 0 for one chunk of this process. Raises ValueError, naming the setting, if there are no whole chunks.
+    """
+    rows = GatheredRows.apply(rows) if size and len(rows) % size else rows
+    if size and len(rows) % size:
+        raise ValueError(
+            f"{setting}={size}: a forward pass of {len(rows)} images is no multiple of it; change the batch or the setting"
+        )
+    return rows.unflatten(0, (-1, size or len(rows))).transpose(1, 2)
+
+
 BASELINE_IMAGES = 64  # images of a batch that a baseline of patches is fitted to
 
 
