@@ -124,9 +124,9 @@ class Trainer:
         for setting, size in method.chunks.items():
             if size and images % size:
                 raise ValueError(
-                    f"{setting}={size} needs a multiple of {size} images in a forward pass of all processes, but batch="
-                    f"{recipe.batch} in {self.plan.micro_batches} micro-batches leaves {images}; change --micro-batch or "
-                    "batch, or the setting"
+                    f"{setting}={size} needs a multiple of {size} images in a forward pass of all processes, but "
+                    f"batch={recipe.batch} in {self.plan.micro_batches} micro-batches leaves {images}; change "
+                    "--micro-batch or batch, or the setting"
                 )
         self.updates = Updates(
             method,

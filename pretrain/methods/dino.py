@@ -133,13 +133,17 @@ class TeacherStudent(Method):
         s = self.settings
         geometry = crop(self.spec.side, s.global_scale)
         large = [view([*geometry, colours], self.preparation) for colours in self.global_colours()]
-        small = view([*crop(s.local_size, s.local_scale), Colours(blur=s.blur[-1])], self.preparation)
+        small = view([*crop(s.local_size, s.local_scale), self.colours(s.blur[-1])], self.preparation)
         return multi_crop(large, (small,) * s.local_crops)
 
     def global_colours(self) -> list[Colours]:
         """The colour augmentation of each global crop."""
         probabilities = zip(self.settings.blur[:GLOBAL_CROPS], self.settings.solarise, strict=True)
-        return [Colours(blur=blur, solarise=solarise) for blur, solarise in probabilities]
+        return [self.colours(blur, solarise) for blur, solarise in probabilities]
+
+    def colours(self, blur: float, solarise: float = 0.0) -> Colours:
+        """The colour augmentation of a crop with these probabilities of blur and solarisation."""
+        return Colours(blur=blur, solarise=solarise)
 
     def after_update(self, progress: TrainProgress) -> None:
         """Move the teacher towards the student's new weights."""

@@ -55,6 +55,7 @@ from pretrain.methods.dino import (
     check_crops,
     small_recipes,
 )
+from pretrain.parts.colours import BlurKernel, Colours
 from pretrain.parts.heads import PrototypeHead
 from pretrain.parts.losses import Negatives, dino_loss, gram_loss, in_chunks, koleo_loss, masked_patch_loss
 from pretrain.parts.mask_shapes import stratified_masks
@@ -82,6 +83,7 @@ class MaskedSettings(MultiCropSettings):
     mask_ratio: MaskRange = (0.1, 0.5)  # least and largest share of a masked crop's patches that is hidden
     # images among which KoLeo looks for nearest neighbours, as on each GPU of the source; 0: those of a forward pass
     koleo_images: NonNegativeInt = 0
+    blur_kernel: BlurKernel = 0  # side of torchvision's blur kernel in pixels, 9 in the source; 0: Pillow's blur
     patch_lr: NonNegativeFloat = 0.2  # factor on the learning rate of the patch embedding
     layer_scale_init: NonNegativeFloat = 1e-5  # initial value of layer scale, if the encoder has it
     teacher_momentum: UnitInterval = 0.992
@@ -137,6 +139,9 @@ class MaskedDistillation(TeacherStudent):
         s = self.settings
         draw = partial(stratified_masks, GLOBAL_CROPS, s.masked_crops, s.mask_ratio, self.spec.grid)
         return replace(super().views(), samplers={"mask": draw})
+
+    def colours(self, blur: float, solarise: float = 0.0) -> Colours:
+        return replace(super().colours(blur, solarise), blur_kernel=self.settings.blur_kernel)
 
     def student_tokens(self, views: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor]:
         """The student's tokens after the final norm.
@@ -427,22 +432,31 @@ def resized(image: Image.Image, side: int) -> Image.Image:
 METHOD = DinoV2
 
 _TABLE = dict(layer_scale=True, position_resize="bicubic_offset")
+# data/transforms.py:18-21 inverts the blur's probabilities 1.0, 0.1 and 0.5 of data/augmentations.py:73-82, also for the
+# released weights (facebookresearch/dinov3 issue 286 and pull request 342; dinov2 pull request 411).
+_CROPS = dict(blur=(0.0, 0.9, 0.5), blur_kernel=9)
+_EPOCHS = "100 epochs of 1250 updates, 200 of ImageNet-1k here"
 _VIT_L = Recipe(
-    source="dinov2 configs/train/vitl16_short.yaml over ssl_default_config.yaml (ImageNet-1k, 32 x 64 images)",
+    source=f"dinov2 configs/train/vitl16_short.yaml over ssl_default_config.yaml (32 x 64 images; {_EPOCHS}); "
+    "blur with the probabilities that data/transforms.py inverts",
     spec=replace(VIT_L, **_TABLE),
-    settings=Settings(),
-    epochs=100,
+    settings=Settings(**_CROPS, koleo_images=64, teacher_warmup=60, freeze_prototypes=2),
+    epochs=200,
     batch=2048,
     lr=4e-3,
     lr_batch=1024,
     lr_rule="root",
-    schedule=TableCosine(warmup=10, floor=1e-6),
+    schedule=TableCosine(warmup=20, floor=1e-6),
     layer_decay=0.9,
     weight_decay=0.04,
     weight_decay_schedule=CosineTo(end=0.4),
     clip=3.0,
 )
+_UPDATES = 14_197_122 // 3072  # of an epoch of ImageNet-22k here; the source's epochs are 1250
 _LARGE = Settings(
+    **_CROPS,
+    koleo_images=32,
+    teacher_warmup=round(30 * 1250 / _UPDATES),
     sinkhorn=True,
     separate_head=True,
     prototypes=131072,
@@ -453,7 +467,8 @@ _LARGE = Settings(
 )
 _VIT_L_22K = replace(
     _VIT_L,
-    source="dinov2 configs/train/vitl14.yaml (ImageNet-22k or LVD-142M); its epochs are 1250 updates, ours all images",
+    source="dinov2 configs/train/vitl14.yaml (96 x 32 images; 500 epochs of 1250 updates, 135 of ImageNet-22k here), "
+    "blur as vit_l; ours: whole epochs of the teacher's warm-up (8, there 8.1) and of frozen prototypes (1, there 0.3)",
     spec=replace(
         VIT_L,
         architecture="vit_giant_patch14_dinov2",
@@ -462,10 +477,10 @@ _VIT_L_22K = replace(
         **_TABLE,
     ),
     settings=_LARGE,
-    epochs=500,
+    epochs=round(500 * 1250 / _UPDATES),
     batch=3072,
     lr=2e-4,
-    schedule=TableCosine(warmup=80, floor=1e-6),
+    schedule=TableCosine(warmup=80 * 1250 / _UPDATES, floor=1e-6),
     layer_decay=1.0,
     weight_decay_schedule=CosineTo(end=0.2),
 )
@@ -474,13 +489,14 @@ RECIPES = {
     "vit_l": _VIT_L,
     "vit_b": replace(
         _VIT_L,
-        source=f"{_VIT_L.source}; with a ViT-B/16, as SimDINO's authors trained it",
+        source=f"{_VIT_L.source}; ours: with a ViT-B/16",
         spec=replace(VIT_B, **_TABLE),
     ),
     "vit_l14": _VIT_L_22K,
     "vit_g14": replace(
         _VIT_L_22K,
-        source="dinov2 configs/train/vitg14.yaml (ImageNet-22k or LVD-142M, 12 images a GPU); else as vit_l14",
+        source="dinov2 configs/train/vitg14.yaml (12 images a GPU); else as vit_l14; inferred: the batch",
+        settings=replace(_LARGE, koleo_images=12),
         spec=replace(_VIT_L_22K.spec, width=1536, depth=40, heads=24, mlp_hidden=2 * 4096),
     ),
     **small_recipes(_VIT_L, Settings(**SMALL | _OURS), Settings(**SMOKE | _OURS), of="ViT-L"),

@@ -34,7 +34,7 @@ from engine.settings import (
 )
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress
 from pretrain.methods.dino import check_crops
-from pretrain.parts.colours import Colours
+from pretrain.parts.colours import BlurKernel, Colours
 from pretrain.parts.heads import class_tokens, mlp, projector_tensors
 from pretrain.parts.views import ImageViews, crop, multi_crop, view
 from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe, on_32px, smoke
@@ -64,8 +64,10 @@ class Settings(Validated):
     local_crops: NonNegativeInt = 6  # number of local crops of an image; 0: none
     local_scale: AreaRange = (0.05, 0.3)  # least and largest share of the image's area in a local crop
     local_size: PositiveInt = 96  # side of a local crop in pixels
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # filter of the crops; bilinear in both codes
     jitter: Jitter = (0.4, 0.4, 0.2, 0.1)  # strength of the jitter of brightness, contrast, saturation and hue
     blur: UnitInterval = 0.5  # probability of Gaussian blur in a view
+    blur_kernel: BlurKernel = 0  # side of torchvision's blur kernel in pixels; 0: Pillow's blur
     solarise: UnitInterval = 0.2  # probability of solarisation in a view
     drop_path: BelowOne = 0.1  # drop path rate of the encoder's last block
 
@@ -93,9 +95,9 @@ class LeJepa(Method):
 
     def views(self) -> ImageViews:
         s = self.settings
-        colours = Colours(jitter=s.jitter, blur=s.blur, solarise=s.solarise)
-        large = view([*crop(self.spec.side, s.global_scale), colours], self.preparation)
-        small = view([*crop(s.local_size, s.local_scale), colours], self.preparation)
+        colours = Colours(jitter=s.jitter, blur=s.blur, blur_kernel=s.blur_kernel, solarise=s.solarise)
+        large = view([*crop(self.spec.side, s.global_scale, s.interpolation), colours], self.preparation)
+        small = view([*crop(s.local_size, s.local_scale, s.interpolation), colours], self.preparation)
         return multi_crop((large,) * s.global_crops, (small,) * s.local_crops)
 
     def before_forward(self, progress: TrainProgress) -> None:
@@ -178,10 +180,12 @@ def epps_pulley(samples: Tensor, t_max: float, points: int, clip_value: float = 
 METHOD = LeJepa
 
 _TABLES = dict(position_resize="bicubic_antialias")  # timm's dynamic_img_size
+_CROPS = dict(interpolation="bilinear", blur_kernel=23)  # stable-pretraining's
 _VIT_L = Recipe(
-    source="LeJEPA README.md and scripts (ViT-L/14, ImageNet-1k); ours: warm-up of 10 epochs, as stable-pretraining's",
+    source="LeJEPA README.md and scripts (ViT-L/14, ImageNet-1k), without the scripts' 238 px, patch_mask_ratio and "
+    "teacher_student; ours: warm-up of 10 epochs, filter of crops and blur, as stable-pretraining's",
     spec=replace(VIT_L, architecture="vit_large_patch14_224", patch_size=14, **_TABLES),
-    settings=Settings(local_size=98),
+    settings=Settings(**_CROPS, local_size=98),
     epochs=100,
     batch=512,
     lr=5e-4,
@@ -204,14 +208,16 @@ _SMALL = dict(
     drop_path=0.0,
 )
 RECIPES = {
-    "vit_s": replace(_VIT_L, source=_SMALLER, spec=replace(VIT_S, **_TABLES), settings=Settings()),
-    "vit_b": replace(_VIT_L, source=_SMALLER, spec=replace(VIT_B, **_TABLES), settings=Settings()),
+    "vit_s": replace(_VIT_L, source=_SMALLER, spec=replace(VIT_S, **_TABLES), settings=Settings(**_CROPS)),
+    "vit_b": replace(_VIT_L, source=_SMALLER, spec=replace(VIT_B, **_TABLES), settings=Settings(**_CROPS)),
     "vit_l": _VIT_L,
     "imagenette": replace(
         _VIT_L,
-        source="LeJEPA MINIMAL.md (ViT-S/8 at 128 px); its blur is torchvision's",
+        source="LeJEPA MINIMAL.md (ViT-S/8 at 128 px); ours: the embedding starts as torch's layers, there as timm's",
         spec=replace(VIT_S, architecture="vit_small_patch8_224", image_size=128, patch_size=8, **_TABLES),
         settings=Settings(
+            interpolation="bilinear",
+            blur_kernel=7,
             sigreg_weight=0.02,
             directions=256,
             projector_width=16,
@@ -227,9 +233,9 @@ RECIPES = {
     ),
     "imagenette_vit_s16": replace(
         _VIT_L,
-        source="stable-pretraining benchmarks/imagenet10/lejepa-vit-small.py; its blur is torchvision's",
+        source="stable-pretraining benchmarks/imagenet10/lejepa-vit-small.py",
         spec=replace(VIT_S, **_TABLES),
-        settings=Settings(sigreg_weight=0.02, convex=False, sigreg_over="all"),
+        settings=Settings(**_CROPS, sigreg_weight=0.02, convex=False, sigreg_over="all"),
         epochs=600,
         batch=128,
         lr=4e-4,

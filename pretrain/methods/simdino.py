@@ -32,9 +32,10 @@ class CodingRateSettings(MultiCropSettings):
     compression_weight: NonNegativeFloat = 1.0  # weight of the views' agreement; the weight of the coding rate is 1
     # vectors whose coding rate is maximised: the student's, or the mean of the student's and the teacher's
     expansion_of: Literal["student", "mean"] = "mean"
-    # images whose covariance is computed together, as on each GPU of the source; 0: those of all processes in a forward
-    # pass (reduce_cov=1 in the source)
+    # images whose covariance is computed together, as on each GPU of the source; 0: those of a forward pass
     covariance_images: NonNegativeInt = 0
+    # with covariance_images=0: those of all processes (reduce_cov=1 in the source); false: those of each process
+    gather_covariance: bool = True
     local_crops: NonNegativeInt = 10
 
 
@@ -80,13 +81,14 @@ def simdino_loss(
     length. micro_batches: of an update.
 
     With `covariance_images`, the covariance of each chunk is divided by the number of images of the whole update, as in
-    the source (main_dino.py:544-558), where every GPU divides its own by the images of all GPUs.
+    the source (main_dino.py:536-561), where every GPU divides its own by the images of all GPUs.
     """
     compression = agreement(global_vectors, local_vectors, targets)
     expanded = global_vectors if settings.expansion_of == "student" else (global_vectors + targets) / 2
     chunks = in_chunks(expanded, settings.covariance_images, "covariance_images")  # (C, G, n, d)
     count = len(expanded) * current_world().size * (micro_batches if settings.covariance_images else 1)
-    rates = coding_rate(chunks, settings.eps, count, gathered=not settings.covariance_images)  # (C, G)
+    is_gathered = settings.gather_covariance and not settings.covariance_images
+    rates = coding_rate(chunks, settings.eps, count, is_gathered)  # (C, G)
     expansion = rates.mean(dim=1).mean()
     logs = {"compression": compression.detach(), "expansion": expansion.detach()}
     return -settings.compression_weight * compression - expansion, logs
@@ -117,9 +119,9 @@ METHOD = SimDino
 
 _VIT_B = replace(
     DINO["vit_s"],
-    source="SimDINO README.md (ViT-B/16, 8 x 64 images), simdino/main_dino.py",
+    source="SimDINO README.md (ViT-B/16, 8 x 64 images, each 64 with a covariance of their own), simdino/main_dino.py",
     spec=replace(VIT_B, **POSITIONS),
-    settings=CodingRateSettings(),
+    settings=CodingRateSettings(covariance_images=64),
 )
 RECIPES = {
     "vit_b": _VIT_B,

@@ -87,9 +87,11 @@ METHOD = SimDinoV2
 _REGISTERS = dict(layer_scale=True, registers=4, position_resize="bicubic_antialias")
 _VIT_L = replace(
     DINOV2["vit_l"],
-    source="SimDINO simdinov2/configs/simdino_config.yaml over ssl_default_config.yaml (8 x 128 images)",
+    source="SimDINO simdinov2/configs/simdino_config.yaml over ssl_default_config.yaml (8 x 128 images, each 128 with "
+    "a covariance of their own); blur with its probabilities as named, unlike dinov2's code",
     spec=replace(VIT_L, **_REGISTERS),
-    settings=Settings(),
+    settings=Settings(covariance_images=128, blur_kernel=9),
+    epochs=100,
     batch=1024,
     schedule=WarmupCosine(warmup=10, floor=1e-6, start=2.5e-4),  # from 1e-6
 )
@@ -97,7 +99,7 @@ RECIPES = {
     "vit_l": _VIT_L,
     "vit_b": replace(
         _VIT_L,
-        source=f"SimDINO simdinov2/configs/train/vitb16.yaml; else {_VIT_L.source}",
+        source=f"{_VIT_L.source}; with student.arch=vit_base, as its README says",
         spec=replace(VIT_B, **_REGISTERS),
     ),
     **small_recipes(_VIT_L, Settings(**SMALL_CROPS), Settings(**SMOKE_CROPS), of="ViT-L"),

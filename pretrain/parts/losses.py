@@ -190,7 +190,7 @@ def in_chunks(rows: Tensor, size: int, setting: str) -> Tensor:
     rows = GatheredRows.apply(rows) if size and len(rows) % size else rows
     if size and len(rows) % size:
         raise ValueError(
-            f"{setting}={size}: a forward pass of {len(rows)} images is no multiple of it; change the batch or the setting"
+            f"{setting}={size}: the {len(rows)} images of a forward pass are no multiple of it; change batch or setting"
         )
     return rows.unflatten(0, (-1, size or len(rows))).transpose(1, 2)
 

@@ -90,7 +90,7 @@ class Unfinished(NamedTuple):
     """A view whose colours and normalisation are left to the device, or several with leading dimensions (...)."""
 
     pixels: Tensor  # (..., 3, S, S) uint8
-    changes: Tensor  # (..., 11) float64, rows of `Changes`, on the CPU
+    changes: Tensor  # (..., 12) float64, rows of `Changes`, on the CPU
     scale: Tensor  # (..., 2, 3) float32, mean and standard deviation of the normalisation
 
     def finished(self) -> Tensor:
