@@ -76,13 +76,18 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         dict(spec=dict(registers=2), koleo_weight=0.0, masked_crops=2, freeze_prototypes=1),
         dict(gram_weight=2.0, gram_start=0, gram_size=32),
         dict(gram_weight=1.0, gram_copies=0, gram_start=0),
+        dict(koleo_images=4, blur=(0.0, 0.9, 0.5), blur_kernel=3),
     ],
     "ijepa": [dict(context_blocks=2), dict(context_overlaps=True, target_blocks=1)],
     "lejepa": [dict(local_crops=2, sigreg_over="all", convex=False), dict(local_crops=2, centre="all")],
     "nepa": [dict(query_norm_trained="gain", spec=dict(mlp="gated")), dict(query_norm_trained="all")],
-    "simdino": [dict(local_crops=2, expansion_of="student", gather_covariance=False)],
+    "simdino": [
+        dict(local_crops=2, expansion_of="student", gather_covariance=False),
+        dict(covariance_images=4),
+    ],
     "simdinov2": [
         dict(local_crops=2, koleo_weight=0.1),
+        dict(covariance_images=4, koleo_weight=0.1, koleo_images=8),
         dict(separate_head=True, eps_end=0.5, compression_weight_end=2.0, end_epoch=1),
     ],
     "lut": [

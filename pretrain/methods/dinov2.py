@@ -432,8 +432,8 @@ def resized(image: Image.Image, side: int) -> Image.Image:
 METHOD = DinoV2
 
 _TABLE = dict(layer_scale=True, position_resize="bicubic_offset")
-# data/transforms.py:18-21 inverts the blur's probabilities 1.0, 0.1 and 0.5 of data/augmentations.py:73-82, also for the
-# released weights (facebookresearch/dinov3 issue 286 and pull request 342; dinov2 pull request 411).
+# data/transforms.py:18-21 inverts the probabilities of blur in data/augmentations.py:73-82, 1.0, 0.1 and 0.5; the released
+# weights were trained so (facebookresearch/dinov3 issue 286 and pull request 342; dinov2 pull request 411).
 _CROPS = dict(blur=(0.0, 0.9, 0.5), blur_kernel=9)
 _EPOCHS = "100 epochs of 1250 updates, 200 of ImageNet-1k here"
 _VIT_L = Recipe(

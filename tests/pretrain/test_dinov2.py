@@ -1,6 +1,8 @@
-"""DINOv2 beyond its recorded steps: masks, stochastic depth, registers, two processes."""
+"""DINOv2 beyond its recorded steps: crops, masks, stochastic depth, registers, two processes, lengths of recipes."""
 
+import random
 from dataclasses import replace
+from math import isnan
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from engine.distributed import World
 from pretrain.loop.updates import Updates
 from pretrain.method import TrainProgress
 from pretrain.methods.dinov2 import METHOD, RECIPES, DinoV2, drop_subsets_
+from pretrain.parts.losses import koleo_loss
 from pretrain.parts.teachers import sinkhorn_targets
 
 SMOKE = RECIPES["smoke"]
@@ -72,6 +75,53 @@ def test_a_position_table_of_patches_alone_is_trained():
         updates.run([views()], replace(progress(), step=step))
     moved = (method.student.vit.trunk.pos_embed != before).any(dim=-1)
     assert before.abs().sum(dim=-1).all() and moved.all()
+
+
+@pytest.mark.parametrize("key", ["vit_l", "vit_b", "vit_l14", "vit_g14"])
+def test_crops_are_blurred_as_often_as_by_the_released_code(key):
+    """data/transforms.py:12-21 blurs with 1 - p: the first global crop never, the second mostly; torchvision's blur."""
+    recipe = RECIPES[key]
+    method = METHOD(SPEC, replace(recipe.settings, local_size=8, prototypes=8, head_hidden=8, patch_prototypes=8))
+    large, small = (maker.makers for maker in method.views().makers.values())
+    torch.manual_seed(0), random.seed(0)
+    for maker, share in zip([*large, small[0]], [0.0, 0.9, 0.5], strict=True):
+        changes = [maker.steps[-1].draw() for _ in range(2000)]
+        blurred = [change for change in changes if not isnan(change.radius)]
+        assert len(blurred) / 2000 == pytest.approx(share, abs=0.04)
+        assert {change.kernel for change in blurred} <= {9} and all(0.1 <= c.radius <= 2.0 for c in blurred)
+
+
+@pytest.mark.parametrize(
+    ("key", "images", "updates", "warmup"),
+    [("vit_l", 1281167, 125_000, 12_500), ("vit_b", 1281167, 125_000, 12_500), ("vit_l14", 14197122, 625_000, 100_000)],
+)
+def test_recipes_have_as_many_updates_as_the_source(key, images, updates, warmup):
+    """Its epochs are 1250 updates (OFFICIAL_EPOCH_LENGTH of ssl_default_config.yaml), whatever the set."""
+    recipe, steps = RECIPES[key], images // RECIPES[key].batch
+    assert recipe.epochs * steps == pytest.approx(updates, rel=2e-3)
+    assert recipe.schedule.warmup * steps == pytest.approx(warmup, rel=1e-6)
+    assert recipe.settings.teacher_warmup * steps == pytest.approx(30 * 1250, rel=0.02)
+
+
+def koleo_of_a_share(world: World, size: int) -> tuple[Tensor, Tensor]:
+    """KoLeo of this process's class tokens, and their gradient, which DDP divides by the number of processes."""
+    tokens = torch.randn(8, 2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    share = tokens.chunk(world.size)[world.rank].clone().requires_grad_()
+    loss = dinov2(koleo_weight=0.1, koleo_images=size).koleo(share)
+    loss.backward()
+    return loss.detach(), share.grad / world.size
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_koleo_looks_among_chunks_of_images(size):
+    """As on each GPU of the source; the same in two processes."""
+    loss, gradient = koleo_of_a_share(World(), size)
+    tokens = torch.randn(8, 2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = sum(koleo_loss(chunk[:, crop]) for chunk in tokens.split(size) for crop in range(2)) / (8 // size)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    (first, first_gradient), (second, second_gradient) = together(koleo_of_a_share, size)
+    torch.testing.assert_close((first + second) / 2, loss, rtol=1e-12, atol=0)
+    torch.testing.assert_close(torch.cat([first_gradient, second_gradient]), gradient, rtol=1e-12, atol=1e-15)
 
 
 def targets_of_a_share(world: World) -> Tensor:

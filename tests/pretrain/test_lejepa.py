@@ -1,17 +1,21 @@
-"""LeJEPA beyond its recorded steps: two processes, directions, clipping, a collapsed encoder."""
+"""LeJEPA beyond its recorded steps: crops, two processes, directions, clipping, a collapsed encoder."""
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
 import torch
 from elsewhere import together
 from small_trainings import forward_pass
 from torch import Tensor
-from toys import progress
+from torchvision import transforms
+from toys import picture, progress
 
 from engine.distributed import World
 from pretrain.methods.lejepa import METHOD, RECIPES, LeJepa, epps_pulley, random_directions
 
 SPEC, SETTINGS = RECIPES["smoke"].spec, RECIPES["smoke"].settings
+PHOTO = picture(0, 50, 40)
 GAUSSIAN = torch.randn(256, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
@@ -24,6 +28,33 @@ def crops(count: int = 6) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     large = torch.randn(count, 2, 3, 16, 16, generator=generator, dtype=torch.float64)
     return {"global": large, "local": torch.randn(count, 3, 3, 8, 8, generator=generator, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize(
+    ("key", "kernel"), [("vit_s", 23), ("vit_b", 23), ("vit_l", 23), ("imagenette", 7), ("imagenette_vit_s16", 23)]
+)
+def test_published_recipes_crop_and_blur_by_torchvision_as_both_codes(key, kernel):
+    """Their RandomResizedCrop is bilinear by default."""
+    settings = replace(RECIPES[key].settings, local_crops=2, local_size=8, blur=1.0, projector_hidden=(8,))
+    for maker in METHOD(SPEC, settings).views().makers.values():
+        crop, *_, colours = maker.makers[0].steps
+        ours, theirs = (
+            np.asarray(seeded_crop(image))
+            for image in [PHOTO]
+            for seeded_crop in (at_seed(crop), at_seed(transforms.RandomResizedCrop(crop.size, crop.scale)))
+        )
+        assert np.array_equal(ours, theirs) and colours.draw().kernel == kernel
+    assert RECIPES["32px"].settings.interpolation == "bicubic"  # ours, as before
+
+
+def at_seed(transform):
+    """The transform with the random numbers of seed 0."""
+
+    def apply(image):
+        torch.manual_seed(0)
+        return transform(image)
+
+    return apply
 
 
 def test_directions_below_the_clip_value_count_as_zero():

@@ -28,14 +28,16 @@ REFUSED: dict[str, dict[str, list]] = {
     | dict(decoder_heads=[3], crop_scale=[(0.5, 0.2)]),
     "data2vec": {**MASKS, **dict(target_layers=[(1, 4), (-1,)], l1_beta=[0.0], ema_decay=[1.5], attn_drop=[1.0])}
     | dict(layer_scale_start=[0.0], drop_path=[1.0]),
-    "dinov2": dict(masked_crops=[3], mask_ratio=[(0.5, 0.1)], patch_prototypes=[0]),
+    "dinov2": dict(masked_crops=[3], mask_ratio=[(0.5, 0.1)], patch_prototypes=[0], blur_kernel=[4, -1])
+    | dict(koleo_images=[1]),
     "dino": dict(prototypes=[0], head_layers=[0], teacher_temperature=[0.0], teacher_momentum=[1.5], drop_path=[1.0])
     | dict(blur=[(0.5, 2.0, 0.5), (0.5, 0.5)], local_scale=[(0.4, 0.05)]),
     "extrema": dict(masks=[6, 0], mask_ratio=[0.95, 1.0, -0.1], crop_scale=[(0.0, 1.0)], temperature=[0.0])
     | dict(teacher_momentum=[1.5], drop_path=[1.0], projector_hidden=[0], projector_width=[0]),
     "ibot": dict(mask_ratios=[(0.3,), (0.0, 1.2)], patch_temperature=[0.0]),
     "ijepa": dict(predictor_width=[30], target_blocks=[0], target_scale=[(0.3, 0.2)], min_keep=[30]),
-    "lejepa": dict(sigreg_weight=[1.5], projector_hidden=[(0,)], points=[1], t_max=[0.0], directions=[0]),
+    "lejepa": dict(sigreg_weight=[1.5], projector_hidden=[(0,)], points=[1], t_max=[0.0], directions=[0])
+    | dict(interpolation=["lanczos"], blur_kernel=[2]),
     "lut": dict(mask_ratio=[0.4, 1.0], decoder_heads=[3], crop_padding=[16], head_hidden=[0], teacher_momentum=[1.5]),
     "mae": dict(mask_ratio=[0.0, 0.95, 1.0], crop_scale=[(0.5, 0.2)], colour_jitter=[1.5], decoder_depth=[0])
     | dict(decoder_width=[18], decoder_heads=[3]),
@@ -48,7 +50,7 @@ REFUSED: dict[str, dict[str, list]] = {
     | dict(random_scale=[(1.0, 0.3)]),
     "mst": dict(mask_chance=[1.5], low_fraction=[0.0, 0.05], decoder_width=[0]),
     "nepa": dict(rescale=[0.5]),
-    "simdino": dict(eps=[0.0]),
+    "simdino": dict(eps=[0.0], covariance_images=[-1]),
     "simmim": dict(mask_ratio=[0.0, 0.99], mask_patch=[16, 6, 12, 0], head_depth=[0], drop_path=[1.0])
     | dict(layer_scale_start=[0.0], crop_scale=[(0.0, 1.0)]),
     "supervised": dict(policy=["v0"], repeated=[0], smoothing=[1.0], crop_scale=[(0.0, 1.0)]),
