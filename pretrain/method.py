@@ -81,8 +81,7 @@ class Method(nn.Module):
     repeats = 1  # how often an image occurs in an epoch, which then shows fewer different images
     min_batch = 1  # least images that a forward pass needs
     min_batch_setting = ""  # the setting that requires them, as a user writes it
-    # Setting -> images that it takes together (0: all). All processes' images of a forward pass are a multiple of each.
-    chunks: Mapping[str, int] = MappingProxyType({})
+    chunks: Mapping[str, int] = MappingProxyType({})  # setting -> images that it takes together, see check_chunks
     remedy = ""  # advice in addition to another learning rate if nothing is learned; completes a sentence
     fitted_on = 0  # number of images whose views `fit` gets; 0: nothing is fitted
 
@@ -162,6 +161,12 @@ class Method(nn.Module):
     def encoders(self) -> dict[str, Encoder]:
         """Branch (student, teacher, ...) -> network; the first is the one that the source evaluates."""
         raise NotImplementedError(f"method {type(self).__name__} does not define encoders()")
+
+
+def check_chunks(images: int, chunks: Mapping[str, int]) -> None:
+    """Raise ValueError if the images of a forward pass are not whole chunks. chunks: setting -> size; 0: any size."""
+    if wrong := [f"{setting}={size}" for setting, size in chunks.items() if size and images % size]:
+        raise ValueError(f"{wrong[0]} does not divide a forward pass of {images} images; change --micro-batch or it")
 
 
 def check_encoder(spec: ViTSpec, **needed: Any) -> None:

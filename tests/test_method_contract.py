@@ -76,7 +76,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         dict(spec=dict(registers=2), koleo_weight=0.0, masked_crops=2, freeze_prototypes=1),
         dict(gram_weight=2.0, gram_start=0, gram_size=32),
         dict(gram_weight=1.0, gram_copies=0, gram_start=0),
-        dict(koleo_images=4, blur=(0.0, 0.9, 0.5), blur_kernel=3),
+        dict(koleo_images=4, blur=(0.0, 0.9, 0.5), blur_kernel=7),
     ],
     "ijepa": [dict(context_blocks=2), dict(context_overlaps=True, target_blocks=1)],
     "lejepa": [dict(local_crops=2, sigreg_over="all", convex=False), dict(local_crops=2, centre="all")],

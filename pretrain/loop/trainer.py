@@ -47,7 +47,7 @@ from pretrain.loop.learning import Learning
 from pretrain.loop.records import Averages, Records, cost_of, devices_of, is_counted, peak_memory
 from pretrain.loop.run_folder import locked_run_folder
 from pretrain.loop.updates import Precision, Updates
-from pretrain.method import Method, TrainProgress
+from pretrain.method import Method, TrainProgress, check_chunks
 from pretrain.parts.batch_norm import synchronised
 from pretrain.recipe import Recipe
 
@@ -120,14 +120,7 @@ class Trainer:
                 f"{recipe.batch} in {world.size} x {self.plan.micro_batches} (processes x micro-batches) leaves "
                 f"{self.plan.micro_batch_size}; raise --micro-batch or batch, or change the setting"
             )
-        images = self.plan.micro_batch_size * world.size  # in a forward pass of all processes
-        for setting, size in method.chunks.items():
-            if size and images % size:
-                raise ValueError(
-                    f"{setting}={size} needs a multiple of {size} images in a forward pass of all processes, but "
-                    f"batch={recipe.batch} in {self.plan.micro_batches} micro-batches leaves {images}; change "
-                    "--micro-batch or batch, or the setting"
-                )
+        check_chunks(self.plan.micro_batch_size * world.size, method.chunks)
         self.updates = Updates(
             method,
             recipe,

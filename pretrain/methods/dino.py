@@ -19,7 +19,7 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.settings import AreaRange, BelowOne, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval, Validated
 from pretrain.method import Encoder, Method, Step, TrainProgress, check_encoder
-from pretrain.parts.colours import Colours
+from pretrain.parts.colours import BlurKernel, Colours
 from pretrain.parts.heads import Norm, PrototypeHead, class_tokens, projector_tensors
 from pretrain.parts.losses import dino_loss
 from pretrain.parts.teachers import Centre, Temperature, ema_update, frozen_copy, mean_output
@@ -48,6 +48,7 @@ class MultiCropSettings(Validated):
     local_crops: NonNegativeInt = 8  # number of local crops of an image; 0: none
     # probability of Gaussian blur in the first global crop, in the second, and in local crops
     blur: tuple[UnitInterval, UnitInterval, UnitInterval] = (1.0, 0.1, 0.5)
+    blur_kernel: BlurKernel = 0  # side of the kernel of torchvision's blur, in pixels; 0: Pillow's blur
     solarise: tuple[UnitInterval, UnitInterval] = (0.0, 0.2)  # probability of solarisation in each global crop
     drop_path: BelowOne = 0.1  # drop path rate of the student's last block
 
@@ -105,7 +106,7 @@ class TeacherStudent(Method):
 
     def __init__(self, spec: ViTSpec, settings: MultiCropSettings) -> None:
         super().__init__(spec, settings)
-        check_crops(spec, local_size=settings.local_size if settings.local_crops else spec.side)
+        check_crops(spec, settings.blur_kernel, local_size=settings.local_size if settings.local_crops else spec.side)
         self.batch_statistics = settings.head_norm == "bn"
         if settings.head_norm == "bn":
             self.min_batch, self.min_batch_setting = 2, "head_norm=bn"
@@ -133,17 +134,15 @@ class TeacherStudent(Method):
         s = self.settings
         geometry = crop(self.spec.side, s.global_scale)
         large = [view([*geometry, colours], self.preparation) for colours in self.global_colours()]
-        small = view([*crop(s.local_size, s.local_scale), self.colours(s.blur[-1])], self.preparation)
+        colours = Colours(blur=s.blur[-1], blur_kernel=s.blur_kernel)
+        small = view([*crop(s.local_size, s.local_scale), colours], self.preparation)
         return multi_crop(large, (small,) * s.local_crops)
 
     def global_colours(self) -> list[Colours]:
         """The colour augmentation of each global crop."""
-        probabilities = zip(self.settings.blur[:GLOBAL_CROPS], self.settings.solarise, strict=True)
-        return [self.colours(blur, solarise) for blur, solarise in probabilities]
-
-    def colours(self, blur: float, solarise: float = 0.0) -> Colours:
-        """The colour augmentation of a crop with these probabilities of blur and solarisation."""
-        return Colours(blur=blur, solarise=solarise)
+        s = self.settings
+        probabilities = zip(s.blur[:GLOBAL_CROPS], s.solarise, strict=True)
+        return [Colours(blur=blur, blur_kernel=s.blur_kernel, solarise=solarise) for blur, solarise in probabilities]
 
     def after_update(self, progress: TrainProgress) -> None:
         """Move the teacher towards the student's new weights."""
@@ -211,14 +210,16 @@ def encoder_of(branch: Branch) -> Encoder:
     return Encoder(vit=branch.vit, extra=projector_tensors(branch.head.mlp, "projector.mlp."))
 
 
-def check_crops(spec: ViTSpec, **sizes: int) -> None:
-    """Raise ValueError if the encoder cannot encode crops of these sizes. sizes: setting -> pixels."""
+def check_crops(spec: ViTSpec, kernel: int = 0, **sizes: int) -> None:
+    """Raise ValueError if crops of these sizes cannot be encoded, or blurred by a kernel. sizes: setting -> pixels."""
     check_encoder(spec, class_token=True, final_norm="all", relative_position="none")
     if spec.rotary == "none":
         check_encoder(spec, position="learned")
     for name, size in sizes.items():
         if size % spec.patch_size:
             raise ValueError(f"{name}={size}: must be a multiple of patch_size={spec.patch_size}")
+        if size <= kernel // 2:
+            raise ValueError(f"{name}={size}: must be larger than {kernel // 2} with blur_kernel={kernel}")
         if spec.position_resize == "fixed" and size != spec.side:
             raise ValueError("position_resize=fixed allows no crops of another size: use bicubic or bicubic_offset")
 

@@ -55,7 +55,6 @@ from pretrain.methods.dino import (
     check_crops,
     small_recipes,
 )
-from pretrain.parts.colours import BlurKernel, Colours
 from pretrain.parts.heads import PrototypeHead
 from pretrain.parts.losses import Negatives, dino_loss, gram_loss, in_chunks, koleo_loss, masked_patch_loss
 from pretrain.parts.mask_shapes import stratified_masks
@@ -81,9 +80,7 @@ class MaskedSettings(MultiCropSettings):
     koleo_weight: NonNegativeFloat = 0.1  # weight of KoLeo on the student's class tokens of global crops
     masked_crops: Literal[0, 1, 2] = 1  # how many of an image's two global crops are masked
     mask_ratio: MaskRange = (0.1, 0.5)  # least and largest share of a masked crop's patches that is hidden
-    # images among which KoLeo looks for nearest neighbours, as on each GPU of the source; 0: those of a forward pass
-    koleo_images: NonNegativeInt = 0
-    blur_kernel: BlurKernel = 0  # side of torchvision's blur kernel in pixels, 9 in the source; 0: Pillow's blur
+    koleo_images: NonNegativeInt = 0  # images with KoLeo's neighbours among them, as a GPU's in the source; 0: all
     patch_lr: NonNegativeFloat = 0.2  # factor on the learning rate of the patch embedding
     layer_scale_init: NonNegativeFloat = 1e-5  # initial value of layer scale, if the encoder has it
     teacher_momentum: UnitInterval = 0.992
@@ -140,9 +137,6 @@ class MaskedDistillation(TeacherStudent):
         draw = partial(stratified_masks, GLOBAL_CROPS, s.masked_crops, s.mask_ratio, self.spec.grid)
         return replace(super().views(), samplers={"mask": draw})
 
-    def colours(self, blur: float, solarise: float = 0.0) -> Colours:
-        return replace(super().colours(blur, solarise), blur_kernel=self.settings.blur_kernel)
-
     def student_tokens(self, views: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor]:
         """The student's tokens after the final norm.
 
@@ -164,8 +158,7 @@ class MaskedDistillation(TeacherStudent):
         return tokens[:, :, 0], tokens[:, :, self.spec.prefix :][masks]
 
     def koleo(self, cls_tokens: Tensor) -> Tensor:
-        """Sum over the global crops of KoLeo on their class tokens (B, G, D), a mean over `koleo_images`; zero without
-        `koleo_weight`."""
+        """Sum over the global crops of KoLeo on their class tokens (B, G, D); zero without `koleo_weight`."""
         if not self.settings.koleo_weight:
             return cls_tokens.new_zeros(())
         chunks = in_chunks(cls_tokens, self.settings.koleo_images, "koleo_images")  # (C, G, n, D)
@@ -432,13 +425,12 @@ def resized(image: Image.Image, side: int) -> Image.Image:
 METHOD = DinoV2
 
 _TABLE = dict(layer_scale=True, position_resize="bicubic_offset")
-# data/transforms.py:18-21 inverts the probabilities of blur in data/augmentations.py:73-82, 1.0, 0.1 and 0.5; the released
-# weights were trained so (facebookresearch/dinov3 issue 286 and pull request 342; dinov2 pull request 411).
+# data/transforms.py:18-21 inverts the probabilities 1.0, 0.1, 0.5 of data/augmentations.py:73-82, also for the released
+# weights (dinov3 issue 286 and pull request 342, dinov2 pull request 411).
 _CROPS = dict(blur=(0.0, 0.9, 0.5), blur_kernel=9)
-_EPOCHS = "100 epochs of 1250 updates, 200 of ImageNet-1k here"
 _VIT_L = Recipe(
-    source=f"dinov2 configs/train/vitl16_short.yaml over ssl_default_config.yaml (32 x 64 images; {_EPOCHS}); "
-    "blur with the probabilities that data/transforms.py inverts",
+    source="dinov2 configs/train/vitl16_short.yaml over ssl_default_config.yaml (32 x 64 images; 100 epochs of 1250 "
+    "updates, 200 of ImageNet-1k here); blur with the probabilities that data/transforms.py inverts",
     spec=replace(VIT_L, **_TABLE),
     settings=Settings(**_CROPS, koleo_images=64, teacher_warmup=60, freeze_prototypes=2),
     epochs=200,
@@ -452,7 +444,7 @@ _VIT_L = Recipe(
     weight_decay_schedule=CosineTo(end=0.4),
     clip=3.0,
 )
-_UPDATES = 14_197_122 // 3072  # of an epoch of ImageNet-22k here; the source's epochs are 1250
+_UPDATES = 14_197_122 // 3072  # of an epoch of ImageNet-22k; the source's have 1250
 _LARGE = Settings(
     **_CROPS,
     koleo_images=32,

@@ -67,7 +67,7 @@ class Settings(Validated):
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # filter of the crops; bilinear in both codes
     jitter: Jitter = (0.4, 0.4, 0.2, 0.1)  # strength of the jitter of brightness, contrast, saturation and hue
     blur: UnitInterval = 0.5  # probability of Gaussian blur in a view
-    blur_kernel: BlurKernel = 0  # side of torchvision's blur kernel in pixels; 0: Pillow's blur
+    blur_kernel: BlurKernel = 0  # side of the kernel of torchvision's blur, in pixels; 0: Pillow's blur
     solarise: UnitInterval = 0.2  # probability of solarisation in a view
     drop_path: BelowOne = 0.1  # drop path rate of the encoder's last block
 
@@ -86,7 +86,7 @@ class LeJepa(Method):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        check_crops(spec, local_size=settings.local_size if settings.local_crops else spec.side)
+        check_crops(spec, settings.blur_kernel, local_size=settings.local_size if settings.local_crops else spec.side)
         self.vit = ViT(spec, settings.drop_path)
         widths = [settings.embedding, *settings.projector_hidden, settings.projector_width]
         embed = nn.Linear(spec.width, settings.embedding)
@@ -216,8 +216,7 @@ RECIPES = {
         source="LeJEPA MINIMAL.md (ViT-S/8 at 128 px); ours: the embedding starts as torch's layers, there as timm's",
         spec=replace(VIT_S, architecture="vit_small_patch8_224", image_size=128, patch_size=8, **_TABLES),
         settings=Settings(
-            interpolation="bilinear",
-            blur_kernel=7,
+            **_CROPS | dict(blur_kernel=7),
             sigreg_weight=0.02,
             directions=256,
             projector_width=16,

@@ -32,10 +32,8 @@ class CodingRateSettings(MultiCropSettings):
     compression_weight: NonNegativeFloat = 1.0  # weight of the views' agreement; the weight of the coding rate is 1
     # vectors whose coding rate is maximised: the student's, or the mean of the student's and the teacher's
     expansion_of: Literal["student", "mean"] = "mean"
-    # images whose covariance is computed together, as on each GPU of the source; 0: those of a forward pass
-    covariance_images: NonNegativeInt = 0
-    # with covariance_images=0: those of all processes (reduce_cov=1 in the source); false: those of each process
-    gather_covariance: bool = True
+    covariance_images: NonNegativeInt = 0  # images with a covariance of their own, as a GPU's in the source; 0: all
+    gather_covariance: bool = True  # whether all (covariance_images=0) are those of all processes, or of each one
     local_crops: NonNegativeInt = 10
 
 
@@ -71,24 +69,17 @@ def agreement(global_vectors: Tensor, local_vectors: Tensor | None, targets: Ten
 
 
 def simdino_loss(
-    global_vectors: Tensor,
-    local_vectors: Tensor | None,
-    targets: Tensor,
-    settings: CodingRateSettings,
-    micro_batches: int = 1,
+    global_vectors: Tensor, local_vectors: Tensor | None, targets: Tensor, settings: CodingRateSettings, passes: int = 1
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """SimDINO's loss, and name -> each of its two terms for the log. The tensors are those of `agreement`, of unit
-    length. micro_batches: of an update.
-
-    With `covariance_images`, the covariance of each chunk is divided by the number of images of the whole update, as in
-    the source (main_dino.py:536-561), where every GPU divides its own by the images of all GPUs.
-    """
+    length. passes: forward passes of an update."""
     compression = agreement(global_vectors, local_vectors, targets)
     expanded = global_vectors if settings.expansion_of == "student" else (global_vectors + targets) / 2
-    chunks = in_chunks(expanded, settings.covariance_images, "covariance_images")  # (C, G, n, d)
-    count = len(expanded) * current_world().size * (micro_batches if settings.covariance_images else 1)
-    is_gathered = settings.gather_covariance and not settings.covariance_images
-    rates = coding_rate(chunks, settings.eps, count, is_gathered)  # (C, G)
+    size = settings.covariance_images
+    chunks = in_chunks(expanded, size, "covariance_images")  # (C, G, n, d)
+    # Every GPU of the source divides its own covariance by the number of images of the whole update (main_dino.py:551).
+    count = len(expanded) * current_world().size * (passes if size else 1)
+    rates = coding_rate(chunks, settings.eps, count, settings.gather_covariance and not size)  # (C, G)
     expansion = rates.mean(dim=1).mean()
     logs = {"compression": compression.detach(), "expansion": expansion.detach()}
     return -settings.compression_weight * compression - expansion, logs
@@ -101,17 +92,17 @@ class SimDino(TeacherStudent):
 
     def __init__(self, spec: ViTSpec, settings: CodingRateSettings) -> None:
         super().__init__(spec, settings)
-        self.batch_statistics, self.micro_batches = True, 1
+        self.batch_statistics, self.passes = True, 1
         self.chunks = {"covariance_images": settings.covariance_images}
 
     def before_forward(self, progress: TrainProgress) -> None:
-        self.micro_batches = progress.micro_batches
+        self.passes = progress.micro_batches
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         with torch.no_grad():
             targets = self.teacher({"global": views["global"]})["global"]  # (B, G, d)
         vectors = self.student(views)  # global (B, G, d) and local (B, N, d)
-        loss, logs = simdino_loss(vectors["global"], vectors.get("local"), targets, self.settings, self.micro_batches)
+        loss, logs = simdino_loss(vectors["global"], vectors.get("local"), targets, self.settings, self.passes)
         return Step(loss, logs)
 
 

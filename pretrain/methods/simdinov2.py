@@ -45,13 +45,13 @@ class SimDinoV2(MaskedDistillation):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        self.batch_statistics, self.micro_batches = True, 1
+        self.batch_statistics, self.passes = True, 1
         self.chunks = {**self.chunks, "covariance_images": settings.covariance_images}
         self.coding_rate: CodingRateSettings = settings
 
     def before_forward(self, progress: TrainProgress) -> None:
         """Set eps and the weight of the agreement by their schedules."""
-        s, self.micro_batches = self.settings, progress.micro_batches
+        s, self.passes = self.settings, progress.micro_batches
         steps = (s.end_epoch or progress.epochs) * progress.steps_per_epoch  # of both schedules
         done = min(1.0, progress.step / steps)
         self.coding_rate = replace(
@@ -70,8 +70,7 @@ class SimDinoV2(MaskedDistillation):
 
         # SimDINO on class tokens.
         local_vectors = None if local_cls_tokens is None else head(local_cls_tokens)  # (B, N, d)
-        vectors = head(cls_tokens)  # (B, G, d)
-        cls_loss, logs = simdino_loss(vectors, local_vectors, cls_targets, self.coding_rate, self.micro_batches)
+        cls_loss, logs = simdino_loss(head(cls_tokens), local_vectors, cls_targets, self.coding_rate, self.passes)
 
         # Masked patches maximise the inner product with the teacher's vectors of the same patches.
         patch_vectors = patch_head(self.student)(patch_tokens[masks])  # (m, d)

@@ -13,30 +13,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isnan, nan
-from typing import Annotated, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from msgspec import Meta
 from PIL import Image, ImageFilter
 from torch import Tensor
 from torchvision.transforms import ColorJitter, functional
 
-from imagesets.transforms import image_to_tensor
-
 SOLARISE_THRESHOLD = 128  # pixel values from which solarisation inverts
-KERNEL_SUM = 1 << 22  # of the weights of torchvision's GaussianBlur: 8 + 22 + 22 bits fit into float64
 BOX_PASSES = 3  # box filters that make up Pillow's GaussianBlur
+BlurKernel = Literal[0, 7, 9, 23]  # the sources' kernels
 RGB_COLOURS = 1 << 24  # number of 8-bit RGB colours
 MAX_IMAGES_AT_ONCE = 64  # computed together; the blur takes 5 MB per image of 224 px
-
-
-def zero_or_odd(value: int) -> bool:
-    """Whether a kernel of this side has a centre, or there is none."""
-    return value % 2 == 1 or value == 0
-
-
-BlurKernel = Annotated[int, Meta(ge=0, description="0 or an odd number"), zero_or_odd]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +38,7 @@ class Colours:
     grey: float = 0.2  # probability
     blur: float = 0.0  # probability
     blur_radius: tuple[float, float] = (0.1, 2.0)  # least and largest radius of the Gaussian, in pixels
-    blur_kernel: int = 0  # side of torchvision's kernel in pixels, odd; 0: Pillow's blur, which has none
+    blur_kernel: BlurKernel = 0  # side of the kernel of torchvision's blur, in pixels; 0: Pillow's blur
     solarise: float = 0.0  # probability
 
     def __call__(self, image: Image.Image) -> Image.Image:
@@ -83,11 +72,11 @@ class Changes(NamedTuple):
     grey: bool = False
     radius: float = nan  # of the blur, in pixels; NaN: none
     solarise: bool = False
-    kernel: int = 0  # of the blur, see `Colours.blur_kernel`
+    kernel: int = 0  # of the blur, see `Colours.blur_kernel`; without one, all changes can be left to a GPU
 
     def row(self) -> Tensor:
-        """All values as a tensor (12,) float64, in this order."""
-        return torch.tensor([*self.order, *self.factors, *self[2:]], dtype=torch.float64)
+        """All values but the kernel as a tensor (11,) float64, in this order."""
+        return torch.tensor([*self.order, *self.factors, self.grey, self.radius, self.solarise], dtype=torch.float64)
 
 
 ADJUSTMENTS = (
@@ -105,15 +94,14 @@ def color_jitter(strengths: tuple[float, float, float, float]) -> ColorJitter:
 
 
 def coloured_image(image: Image.Image, changes: Changes) -> Image.Image:
-    """Apply changes to an RGB image, by Pillow."""
+    """Apply changes to an RGB image, by Pillow; a blur with a kernel by torchvision."""
     for kind in changes.order:
         if not isnan(changes.factors[kind]):
             image = ADJUSTMENTS[kind](image, changes.factors[kind])
     if changes.grey:
         image = functional.rgb_to_grayscale(image, 3)
     if changes.kernel and not isnan(changes.radius):
-        blur = Changes(radius=changes.radius, kernel=changes.kernel).row()
-        image = functional.to_pil_image(coloured_batch(image_to_tensor(image)[None], blur[None])[0])
+        image = functional.gaussian_blur(image, changes.kernel, changes.radius)
     elif not isnan(changes.radius):
         image = image.filter(ImageFilter.GaussianBlur(changes.radius))
     return functional.solarize(image, SOLARISE_THRESHOLD) if changes.solarise else image
@@ -122,7 +110,7 @@ def coloured_image(image: Image.Image, changes: Changes) -> Image.Image:
 def coloured_batch(pixels: Tensor, changes: Tensor) -> Tensor:
     """Apply changes to images, in place and bit for bit like `coloured_image`.
 
-    pixels: (N, 3, H, W) uint8, on any device. changes: (N, 12), rows of `Changes`, on the CPU.
+    pixels: (N, 3, H, W) uint8, on any device. changes: (N, 11), rows of `Changes`, on the CPU.
     """
     for pixels_part, changes_part in zip(
         pixels.split(MAX_IMAGES_AT_ONCE), changes.split(MAX_IMAGES_AT_ONCE), strict=True
@@ -132,8 +120,8 @@ def coloured_batch(pixels: Tensor, changes: Tensor) -> Tensor:
 
 
 def _apply_changes_(pixels: Tensor, changes: Tensor) -> None:
-    """Apply changes (N, 12) to pixels (N, 3, H, W), each kind to all images that get it next, in place."""
-    order, factors, (grey, radius, solarise, kernel) = changes[:, :4], changes[:, 4:8], changes[:, 8:].unbind(1)
+    """Apply changes (N, 11) to pixels (N, 3, H, W), each kind to all images that get it next, in place."""
+    order, factors, (grey, radius, solarise) = changes[:, :4], changes[:, 4:8], changes[:, 8:].unbind(1)
 
     def apply(change: Callable[..., Tensor], selected: Tensor, *arguments: Tensor) -> None:
         """Apply `change` to the selected images. selected: (N,) bool. arguments: of `change`, (N, ...)."""
@@ -146,8 +134,7 @@ def _apply_changes_(pixels: Tensor, changes: Tensor) -> None:
             factor = factors[:, kind]
             apply(change, (kinds == kind) & ~factor.isnan(), factor)
     apply(lambda images: luminance(images).expand(-1, 3, -1, -1), grey > 0)
-    apply(blurred, ~radius.isnan() & (kernel == 0), box_weights(radius).double())
-    apply(kernel_blurred, ~radius.isnan() & (kernel > 0), kernel_weights(radius, kernel))
+    apply(blurred, ~radius.isnan(), box_weights(radius).double())
     apply(lambda images: torch.where(images < SOLARISE_THRESHOLD, images, 255 - images), solarise > 0)
 
 
@@ -204,42 +191,17 @@ def conversion(source: str, target: str, device: str) -> Tensor:
 
 def blurred(images: Tensor, weights: Tensor) -> Tensor:
     """Pillow's GaussianBlur. weights: (N, R), from `box_weights`."""
+    reach = weights.shape[1] - 1
     for axis in (3, 2):
+        size = images.shape[axis]
+        indices = torch.arange(-reach, size + reach, device=images.device).clamp(0, size - 1)  # repeats edge pixels
         for _ in range(BOX_PASSES):
-            images = weighted_sum(images, weights, axis).add_(1 << 23).div_(1 << 24).to(torch.uint8)
+            padded = images.index_select(axis, indices).double()  # exact: all sums are below 2^32
+            total = torch.full(images.shape, float(1 << 23), dtype=torch.float64, device=images.device)
+            for offset in range(-reach, reach + 1):
+                total.addcmul_(weights[:, abs(offset), None, None, None], padded.narrow(axis, offset + reach, size))
+            images = total.div_(1 << 24).to(torch.uint8)
     return images
-
-
-def kernel_blurred(images: Tensor, weights: Tensor) -> Tensor:
-    """torchvision's GaussianBlur, up to the rounding of its float32. weights: (N, R), from `kernel_weights`."""
-    total = weighted_sum(weighted_sum(images, weights, 3, mirrored=True), weights, 2, mirrored=True)
-    return total.div_(KERNEL_SUM**2).round_().to(torch.uint8)
-
-
-def weighted_sum(images: Tensor, weights: Tensor, axis: int, mirrored: bool = False) -> Tensor:
-    """Sums (N, 3, H, W) float64 of the pixels along an axis, with weights (N, R) for distances of 0, 1, ... R-1. Exact,
-    and so the same on any device, as weights are whole numbers and sums below 2^53.
-
-    mirrored: whether pixels are mirrored at the edge; otherwise edge pixels repeat.
-    """
-    reach, last = weights.shape[1] - 1, images.shape[axis] - 1
-    indices = torch.arange(-reach, last + 1 + reach, device=images.device)
-    indices = last - (last - indices.abs()).abs() if mirrored else indices
-    padded = images.index_select(axis, indices.clamp(0, last)).double()
-    total = torch.zeros(images.shape, dtype=torch.float64, device=images.device)
-    for offset in range(-reach, reach + 1):
-        total.addcmul_(weights[:, abs(offset), None, None, None], padded.narrow(axis, offset + reach, last + 1))
-    return total
-
-
-def kernel_weights(sigma: Tensor, kernel: Tensor) -> Tensor:
-    """Standard deviations and sides of torchvision's kernels (N,) -> weights (N, R) float64 of pixels at a distance of
-    0, 1, ... R-1 from the centre: whole numbers, which sum to KERNEL_SUM over the kernel."""
-    distances = torch.arange(int(kernel.max()) // 2 + 1)
-    weights = (-(distances / sigma[:, None]).square() / 2).exp() * (distances <= kernel[:, None] // 2)
-    weights = (weights * KERNEL_SUM / (2 * weights.sum(dim=1, keepdim=True) - weights[:, :1])).round()
-    weights[:, 0] = KERNEL_SUM - 2 * weights[:, 1:].sum(dim=1)
-    return weights
 
 
 def box_weights(radius: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from engine.distributed import current_world
 from engine.precision import l2_normalize, to_float32
+from pretrain.method import check_chunks
 
 
 def byol_loss(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -181,17 +182,10 @@ class GatheredRows(torch.autograd.Function):
 
 
 def in_chunks(rows: Tensor, size: int, setting: str) -> Tensor:
-    """Vectors of G crops (B, G, d) -> (C, G, size, d), chunks of `size` images in the order of the update.
-
-    A source computes such a loss on each GPU; chunks of one GPU's images make it independent of processes and
-    micro-batches. If this process does not hold whole chunks, they are those of all processes, with gradients.
-    size: 0 for one chunk of this process. Raises ValueError, naming the setting, if there are no whole chunks.
-    """
+    """Vectors of G crops (B, G, d) -> (C, G, size, d), chunks of images in place of the source's GPUs: of this process,
+    or if it does not hold whole chunks of all processes, with gradients. size: 0 for one chunk of this process."""
     rows = GatheredRows.apply(rows) if size and len(rows) % size else rows
-    if size and len(rows) % size:
-        raise ValueError(
-            f"{setting}={size}: the {len(rows)} images of a forward pass are no multiple of it; change batch or setting"
-        )
+    check_chunks(len(rows), {setting: size})
     return rows.unflatten(0, (-1, size or len(rows))).transpose(1, 2)
 
 

@@ -90,7 +90,7 @@ class Unfinished(NamedTuple):
     """A view whose colours and normalisation are left to the device, or several with leading dimensions (...)."""
 
     pixels: Tensor  # (..., 3, S, S) uint8
-    changes: Tensor  # (..., 12) float64, rows of `Changes`, on the CPU
+    changes: Tensor  # (..., 11) float64, rows of `Changes`, on the CPU
     scale: Tensor  # (..., 2, 3) float32, mean and standard deviation of the normalisation
 
     def finished(self) -> Tensor:
@@ -114,9 +114,9 @@ class View:
         return Tensors(self.preparation)(image)
 
     def unfinished(self, image: Image.Image) -> Unfinished:
-        """The view before normalisation, and before the last step if that changes colours."""
+        """The view before normalisation, and before the last step if that changes colours as a GPU can."""
         steps, colours = self.steps, NO_COLOURS
-        if steps and isinstance(steps[-1], Colours):
+        if steps and isinstance(steps[-1], Colours) and not steps[-1].blur_kernel:
             *steps, colours = steps
         for step in steps:
             image = step(image)

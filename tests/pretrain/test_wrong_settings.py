@@ -75,6 +75,8 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("ibot", dict(cls_weight=0.0, patch_weight=0.0), ("cls_weight", "patch_weight")),
     ("lejepa", dict(global_crops=1, local_crops=0), ("global_crops=1",)),
     ("lejepa", dict(local_crops=1, local_size=10), ("local_size=10",)),
+    ("lejepa", dict(local_crops=1, local_size=8, blur_kernel=23), ("local_size=8", "blur_kernel=23", "11")),
+    ("dinov2", dict(local_crops=1, local_size=4, blur_kernel=9), ("local_size=4", "blur_kernel=9")),
     ("lut", dict(w_mim=0.0, w_bc=0.0), ("w_mim=0", "w_bc=0")),
     ("lut", dict(layer_scale_start=3.0), ("layer_scale_start=3.0", "base='simmim'", "'mae'", "0.1")),
     ("lut", dict(mask_patch=4), ("mask_patch=4", "base='simmim'")),
