@@ -7,7 +7,7 @@ for iBOT's file.
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -23,9 +23,10 @@ from bench.run.checkpoints import LoadedCheckpoint, describe
 from bench.run.forecast import Forecast, count_jobs, duration, size
 from bench.run.prepare import open_data, plan_jobs
 from bench.run.suites import ChosenProtocol, catalogue, choose_protocols
+from checkpoints.export import ViTExport
 from checkpoints.frozen import FrozenExport
-from checkpoints.import_options import ImportOptions
-from checkpoints.resolve import load, of_module
+from checkpoints.resolve import load
+from checkpoints.spec import Preparation
 from engine.files import sha256_of_file
 from engine.printing import in_markdown, markdown_table
 from engine.tasks import Workspace
@@ -71,12 +72,18 @@ NETWORKS = {
 }
 
 
+@cache
+def protocols_of(suite: str) -> list[ChosenProtocol]:
+    """The protocols of a suite."""
+    return choose_protocols(suite, catalogue())
+
+
 def published_of(name: str, suite: str) -> list[PublishedValue]:
     """The published values of a network that the protocols of a suite measure.
 
     For the plan's own suite also the values that other protocols of the same tasks measure.
     """
-    protocols = choose_protocols(suite, catalogue())
+    protocols = protocols_of(suite)
     tasks, names = {protocol.key for protocol in protocols}, {protocol.name for protocol in protocols}
     values = []
     for value in published_values():
@@ -97,7 +104,7 @@ class Run(NamedTuple):
 
 def runs_of(name: str, suite: str, setup: Setup) -> Iterator[Run]:
     """The runs that measure a network."""
-    by_settings = {"": {protocol.name: protocol for protocol in choose_protocols(suite, catalogue())}}
+    by_settings = {"": {protocol.name: protocol for protocol in protocols_of(suite)}}
     for value in published_of(name, suite):
         by_settings.setdefault(value.settings, {}).setdefault(value.protocol, protocol_of(value))
     image_size = None if name in setup.checkpoints else NETWORKS[name].image_size
@@ -152,12 +159,18 @@ def cached_file(network: Network) -> Path | None:
 
 @cache
 def sized_export(reference: str, timm: str, image_size: int | None) -> FrozenExport:
-    """A network for counting work: that of a reference or, if it is "", timm's architecture with random weights."""
+    """A network for counting work: that of a reference or, if it is "", timm's architecture without weights."""
     if reference:
         return load(reference)
+    import torch
     from timm import create_model
 
-    return of_module(create_model(timm, pretrained=False), ImportOptions(image_size=image_size), None)
+    from checkpoints.importers.timm import spec_of
+    from checkpoints.vit import skip_init
+
+    with torch.device("meta"), skip_init():
+        spec = spec_of(create_model(timm, num_classes=0), timm)
+    return ViTExport(spec=replace(spec, image_size=image_size or spec.image_size), preparation=Preparation(), tensors={})
 
 
 def forecasts(name: str, suite: str, setup: Setup, machine: Machine) -> Iterator[Forecast]:

@@ -34,9 +34,15 @@ def training_flops(spec: ViTSpec, image_size: int | None = None) -> int:
 
 
 def _count_on_meta(spec: ViTSpec, image_size: int | None, function: Callable[[ViT, torch.Tensor], object]) -> int:
-    """FLOPs of `function(vit, image)` for one image, on meta tensors, which take no memory."""
+    """FLOPs of `function(vit, image)` for one image, on meta tensors, which take no memory.
+
+    All blocks of a trunk cost the same, so that networks of one and two blocks tell the cost of any depth.
+    """
     if image_size is not None:
         spec = replace(spec, image_size=image_size)
+    if spec.depth > 2:
+        one, two = (_count_on_meta(replace(spec, depth=depth), None, function) for depth in (1, 2))
+        return one + (spec.depth - 1) * (two - one)
     height, width = (patches * spec.patch_size for patches in spec.grid)
     with torch.device("meta"):
         with skip_init():
