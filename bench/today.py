@@ -170,7 +170,9 @@ def sized_export(reference: str, timm: str, image_size: int | None) -> FrozenExp
 
     with torch.device("meta"), skip_init():
         spec = spec_of(create_model(timm, num_classes=0), timm)
-    return ViTExport(spec=replace(spec, image_size=image_size or spec.image_size), preparation=Preparation(), tensors={})
+    return ViTExport(
+        spec=replace(spec, image_size=image_size or spec.image_size), preparation=Preparation(), tensors={}
+    )
 
 
 def forecasts(name: str, suite: str, setup: Setup, machine: Machine) -> Iterator[Forecast]:

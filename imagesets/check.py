@@ -3,11 +3,10 @@
 Files are only read. Shapes: N images of a split.
 """
 
-import hashlib
 import io
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -17,16 +16,34 @@ from pathlib import Path
 import numpy as np
 
 from engine.printing import text_of
-from imagesets.decoding import GREY_BITS, UnreadableImage, count_pages, decode_rgb, releasing_large_images
-from imagesets.sets import FileImages, ImageSet, Split, open_set, open_uncached, parse_url, splits_of, url_options
+from imagesets.decoding import (
+    GREY_BITS,
+    UnreadableImage,
+    count_pages,
+    decode_rgb,
+    orientation_of,
+    releasing_large_images,
+)
+from imagesets.sets import (
+    FileImages,
+    ImageSet,
+    Split,
+    content_digest,
+    open_set,
+    open_uncached,
+    parse_url,
+    splits_of,
+    url_options,
+)
 from imagesets.stored import StoredImages
 from imagesets.subsets import class_counts
-from imagesets.walk import EXTENSIONS
+from imagesets.walk import EXTENSIONS, note_on_hidden, visible_and_hidden
 
 MAX_LISTED = 20  # unreadable images of a split that the report names
 BATCH = 256  # images between two calls of `advance`
 # Classes, images of train and val, and images of val that are also in train, counted in copies of the official files.
 PUBLISHED = {"CIFAR-100": (100, 50_000, 10_000, 10), "Tiny-ImageNet": (200, 100_000, 10_000, 7)}
+REMOVE_ONE = "remove one of each pair, since scores on them say nothing"
 DARK_GREY = 64  # of 255; 16-bit images that are all darker hold at most 14 bits
 
 
@@ -39,6 +56,7 @@ class SplitReport:
     digests: np.ndarray  # (N,) uint64 of the file's bytes, or of the pixels if in memory
     pages: np.ndarray  # (N,) int32, pages of a TIFF file; 1 for other images
     grey_maxima: np.ndarray  # (N,) int16, brightest value, 0..255, of grey with more than 8 bits; -1 for other images
+    turned: int  # images with an EXIF orientation
     unreadable: tuple[tuple[str, str], ...]  # path, reason
 
     @property
@@ -47,6 +65,7 @@ class SplitReport:
         notes, deep_grey = list(self.image_set.notes), int((self.grey_maxima >= 0).sum())
         if deep_grey:
             notes.append(f"{deep_grey} images of 16-bit grey, of which the upper 8 bits are read")
+        notes += note_on_orientation(self.turned)
         if len(self.sizes):
             notes += _note_on_other_files(self.image_set.images, self.image_set.notes)
         return notes
@@ -109,12 +128,11 @@ def check_image_set(
     problems += chain.from_iterable(map(_problems_of_split, splits))
     notes = []
     if pairs := _in_both_splits(splits):
-        images = f"{len(pairs)} image{'s' * (len(pairs) > 1)} of val also in train"
-        text = f"{images}, such as {pairs[0][1]} and {pairs[0][0]}"
+        text = in_both_text(pairs)
         if official := _official_name(url, splits, len(pairs)):
             notes.append(f"{text}: so it is in {official}, whose published numbers include them: keep them")
         else:
-            problems.append(f"{text}: remove one of each pair, since scores on them say nothing")
+            problems.append(f"{text}: {REMOVE_ONE}")
     problems = [*dict.fromkeys(problems)]
     return Report(url=url, splits=splits, in_both_splits=pairs, problems=tuple(problems), notes=tuple(notes))
 
@@ -123,7 +141,7 @@ def read_split(image_set: ImageSet, count: int, workers: int | None, advance: Ca
     """Decode the first `count` images of a set in threads, which Pillow lets run in parallel. count: N or 0."""
     sizes, digests = np.zeros((count, 2), np.int32), np.zeros(count, np.uint64)
     grey_maxima, pages = np.full(count, -1, np.int16), np.ones(count, np.int32)
-    unreadable = []
+    unreadable, turned = [], 0
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         for first in range(0, count, BATCH):  # in batches, because a million pending futures would take gigabytes
             batch = range(first, min(first + BATCH, count))
@@ -131,7 +149,8 @@ def read_split(image_set: ImageSet, count: int, workers: int | None, advance: Ca
                 if isinstance(facts, UnreadableImage):
                     unreadable.append((facts.path, facts.reason))
                 else:
-                    sizes[index], digests[index], grey_maxima[index], pages[index] = facts
+                    sizes[index], digests[index], grey_maxima[index], pages[index], is_turned = facts
+                    turned += is_turned
             advance(len(batch))
     return SplitReport(
         image_set=image_set,
@@ -139,22 +158,28 @@ def read_split(image_set: ImageSet, count: int, workers: int | None, advance: Ca
         digests=digests,
         pages=pages,
         grey_maxima=grey_maxima,
+        turned=turned,
         unreadable=tuple(unreadable),
     )
 
 
 @releasing_large_images()
-def _read_image(image_set: ImageSet, index: int) -> tuple[tuple[int, int], int, int, int] | UnreadableImage:
-    """Size, digest, grey maximum and pages of an image, as in SplitReport; or why it cannot be read."""
+def _read_image(image_set: ImageSet, index: int) -> tuple[tuple[int, int], int, int, int, bool] | UnreadableImage:
+    """Size, digest, grey maximum, pages and whether there is an EXIF orientation; or why the image cannot be read."""
     try:
         data = image_set.encoded(index)
         image = image_set.image(index) if data is None else decode_rgb(data, image_set.path(index))
     except UnreadableImage as error:
         return error
-    content = image.tobytes() if data is None else data
-    digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+    digest = content_digest(image.tobytes() if data is None else data)
     grey_maximum = int(np.asarray(image).max()) if GREY_BITS in image.info else -1
-    return image.size, digest, grey_maximum, count_pages(io.BytesIO(data or b""))
+    return image.size, digest, grey_maximum, count_pages(io.BytesIO(data or b"")), orientation_of(image) != 1
+
+
+def note_on_orientation(count: int) -> list[str]:
+    """A note for `count` images with an EXIF orientation; [] if there are none."""
+    images = "1 image has" if count == 1 else f"{count} images have"
+    return [f"{images} an EXIF orientation, which is ignored: pixels are read as they are stored"] * bool(count)
 
 
 def _problems_of_split(report: SplitReport) -> Iterator[str]:
@@ -180,23 +205,22 @@ def _problems_of_split(report: SplitReport) -> Iterator[str]:
 
 
 def _note_on_other_files(images: object, notes: Sequence[str]) -> list[str]:
-    """A note that counts files below a set's folder that are no images, by ending; [] if there are none.
+    """Notes that count files below a set's folder that are no images, by ending, and hidden ones.
 
     notes: those of the set; tables of labels that they name are not counted.
     """
     if not isinstance(images, FileImages):
         return []
-    paths = [
-        os.path.join(folder, name) for folder, _, files in os.walk(images.root) for name in files if name[0] != "."
-    ]
+    paths, hidden = visible_and_hidden(images.root)
     other_paths = [path for path in paths if not path.lower().endswith(EXTENSIONS)]
     other_paths = [path for path in other_paths if not any(f" of {path}: " in note for note in notes)]
     endings = Counter(Path(path).suffix.lower() or "no ending" for path in other_paths)
     if not endings:
-        return []
+        return note_on_hidden(images.root, hidden)
     counts = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(4))
     files = "1 file is" if len(other_paths) == 1 else f"{len(other_paths)} files are"
-    return [f"{files} not read: their names do not end in {', '.join(EXTENSIONS)}: {counts}"]
+    note = f"{files} not read: their names do not end in {', '.join(EXTENSIONS)}: {counts}"
+    return [note, *note_on_hidden(images.root, hidden)]
 
 
 def _in_both_splits(splits: Sequence[SplitReport]) -> tuple[tuple[str, str], ...]:
@@ -204,13 +228,27 @@ def _in_both_splits(splits: Sequence[SplitReport]) -> tuple[tuple[str, str], ...
     if len(splits) < 2 or splits[0].image_set.reports == "retrieval":  # retrieval queries may be in the database
         return ()
     train, val = splits
-    if not len(train.digests):
-        return ()
-    order = np.argsort(train.digests, kind="stable")
-    ranks = np.searchsorted(train.digests, val.digests, sorter=order).clip(max=len(order) - 1)
-    candidates = order[ranks]  # for each image of val
-    duplicates = np.flatnonzero((train.digests[candidates] == val.digests) & (val.sizes[:, 0] > 0))
-    return tuple((train.image_set.path(int(candidates[i])), val.image_set.path(int(i))) for i in duplicates)
+    readable = dict(enumerate(val.digests.tolist()))
+    readable = {index: digest for index, digest in readable.items() if val.sizes[index, 0]}
+    return tuple(
+        (train.image_set.path(train_index), val.image_set.path(val_index))
+        for train_index, val_index in same_contents(dict(enumerate(train.digests.tolist())), readable)
+    )
+
+
+def same_contents(train: Mapping[int, int], val: Mapping[int, int]) -> list[tuple[int, int]]:
+    """Pairs of indices in train and val with the same digest, one for each image of val that is also in train.
+
+    train, val: index -> digest.
+    """
+    first = {digest: index for index, digest in reversed([*train.items()])}
+    return [(first[digest], index) for index, digest in val.items() if digest in first]
+
+
+def in_both_text(pairs: Sequence[tuple[object, object]]) -> str:
+    """How many images of val are also in train, with an example. pairs: paths in train and val."""
+    train, val = pairs[0]
+    return f"{len(pairs)} image{'s' * (len(pairs) > 1)} of val also in train, such as {val} and {train}"
 
 
 def _official_name(url: str, splits: Sequence[SplitReport], pairs: int) -> str:

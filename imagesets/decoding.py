@@ -2,8 +2,9 @@
 
 Pillow opens the file and converts it to RGB: grey is repeated, CMYK converted, a palette looked up, alpha dropped
 (not blended). Of 16-bit values the upper 8 bits are kept. Pixels are refused if the format does not define which value
-is white (docs/images.md). EXIF orientation is ignored, because published numbers were measured so. The first frame of
-an animation is read. JPEG's `draft` mode, which changes pixels, is used only by `--decode fast`.
+is white (docs/images.md). EXIF orientation is ignored in every format, because published numbers were measured so and
+masks and boxes are drawn on the pixels as they are stored. The first frame of an animation is read. JPEG's `draft`
+mode, which changes pixels, is used only by `--decode fast`.
 """
 
 import errno
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
 from engine.files import read_regular
 from engine.machine import return_memory
@@ -40,6 +41,17 @@ TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MODES_WITHOUT_WHITE = {"F": "floating-point pixels", "I": "pixels of 32 bits or with a sign"}
 SAVE_AS_8_BITS = "save it as 8-bit PNG, scaled to 0..255"
 GREY_BITS = "grey bits"  # key in an image's `info`: its bits of grey, if they were more than 8
+ORIENTATION = "orientation"  # key in a TIFF's `info`: its EXIF orientation, if that is not 1
+# Orientation of a TIFF -> how to turn it back: Pillow turns TIFFs when it loads them, and no other format.
+TURNED_BACK = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
 
 _pillow_limit_lock = threading.Lock()
 _large_pixels_changed = threading.Condition()
@@ -120,11 +132,16 @@ def decode_rgb(data: bytes, path: str, shrink: int = 1) -> Image.Image:
     image = open_header(data, path)
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # set by some libraries; a truncated image must not pass as readable
     try:
+        orientation = orientation_of(image) if image.format == "TIFF" else 1
         if shrink > 1:
             image.draft(None, (image.width // shrink, image.height // shrink))
         wait_for_room(image)
         image.load()
-        return image if image.mode == "RGB" else as_rgb(image)
+        rgb = image if image.mode == "RGB" else as_rgb(image)
+        if orientation != 1:
+            rgb = rgb.transpose(TURNED_BACK[orientation])
+            rgb.info[ORIENTATION] = orientation
+        return rgb
     except MemoryError:
         raise
     except Exception as error:  # Pillow's parsers raise whatever a corrupt field leads to: OSError, SyntaxError, ...
@@ -141,6 +158,24 @@ def open_header(data: bytes, path: str) -> Image.Image:
         raise
     except Exception as error:  # Pillow's parsers raise whatever a corrupt field leads to: OSError, SyntaxError, ...
         raise UnreadableImage(path, reason_of(error)) from error
+
+
+def orientation_of(image: Image.Image) -> int:
+    """The EXIF orientation of an image, 2 to 8 if viewers turn it or mirror it; 1 if not, or if its EXIF is damaged.
+
+    Of a PNG it is known once the image is loaded.
+    """
+    try:
+        orientation = image.info.get(ORIENTATION) or image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # Pillow's parsers raise whatever a corrupt field leads to
+        return 1
+    return orientation if orientation in TURNED_BACK else 1
+
+
+def stored_size(image: Image.Image) -> tuple[int, int]:
+    """Width and height of an opened image as it is stored, before it is loaded."""
+    is_turned = image.format == "TIFF" and orientation_of(image) > 4
+    return image.size[::-1] if is_turned else image.size
 
 
 def count_pages(file: BinaryIO) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from imagesets.sets import NO_VAL, FileImages, ImageSet, Split
-from imagesets.walk import EXTENSIONS, find_images
+from imagesets.walk import EXTENSIONS, find_images, is_hidden
 
 # Words in the names of folders, files and splits that mean a split, the preferred one first; case is ignored.
 SPLIT_WORDS: Mapping[Split, tuple[str, ...]] = {
@@ -26,11 +26,11 @@ HOLD_OUT = "or append '?val=0.2' to the URL, which holds out a fifth of each cla
 
 
 def subfolders(folder: str) -> tuple[str, ...]:
-    """Names of the folders in `folder`, sorted; empty if `folder` does not exist."""
+    """Names of the folders in `folder`, sorted, without hidden ones; empty if `folder` does not exist."""
     if not os.path.isdir(folder):
         return ()
     with os.scandir(folder) as entries:
-        return tuple(sorted(entry.name for entry in entries if entry.is_dir()))
+        return tuple(sorted(entry.name for entry in entries if entry.is_dir() and not is_hidden(entry.name)))
 
 
 def optional_path(folder: str, name: str) -> str:

@@ -115,6 +115,11 @@ def read_head(path: str | Path) -> bytes:
         return file.read(HEAD_BYTES)
 
 
+def content_digest(content: bytes) -> int:
+    """64 bits of a digest of an image's bytes."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+
+
 def contents_digest(changed: np.ndarray, head: Callable[[int], bytes]) -> str:
     """Text `SAMPLE-TIMES-ALL` of three digests, to tell sets with the same fingerprint apart (see `contents_differ`).
 

@@ -24,7 +24,7 @@ from imagesets.decoding import UnreadableImage, decode_rgb
 from imagesets.listing import HOLD_OUT, SPLIT_WORDS, short_list
 from imagesets.names import PackedNames
 from imagesets.sets import HEAD_BYTES, FileImages, ImageSet, ReportedMetric, Split, contents_digest
-from imagesets.walk import EXTENSIONS, MAX_INT64, user_cache, write_cached_arrays
+from imagesets.walk import EXTENSIONS, MAX_INT64, is_hidden, user_cache, write_cached_arrays
 
 READ_BLOCK = 8 << 20  # bytes of one read when reading ahead
 
@@ -233,6 +233,7 @@ def split_files(url: str, place: str, split: Split, suffix: str) -> list[str]:
     if irregular := [path for path in paths if not os.path.isfile(path)]:
         raise ValueError(f"{url}: {irregular[0]} is no regular file, or a broken link; remove it")
     root = place if os.path.isdir(place) else os.path.commonpath([os.path.dirname(path) or "." for path in paths])
+    paths = [path for path in paths if not any(map(is_hidden, os.path.relpath(path, root).split(os.sep)))]
 
     def paths_with(word: str) -> list[str]:
         return [path for path in paths if word in re.split(r"[^a-z]+", os.path.relpath(path, root).lower())]

@@ -1,8 +1,8 @@
 """Find the image files below a folder, in torchvision's order, and cache the listings of large folders.
 
 The order is that of torchvision.datasets.ImageFolder (DatasetFolder.make_dataset): for each requested folder, the
-folders below it sorted by path, and in each the files sorted by name. As there, links are followed, and hidden folders
-count.
+folders below it sorted by path, and in each the files sorted by name. As there, links are followed. Unlike there,
+hidden files and folders are left out (`is_hidden`).
 
 A large listing is cached for the user, one file for each root, so that 1.28 million files are not listed by every
 command. It is valid as long as each of its directories has the same stamp, which changes when a file is added, removed
@@ -35,7 +35,15 @@ BROKEN_LINK_SIZE = -1  # listed as in torchvision; reading it raises UnreadableI
 MAX_INT64 = (1 << 63) - 1  # mask for inodes, which some file systems number beyond it
 THREADS = 8  # over a network each size is a round trip; on a local disk the interpreter is the bottleneck
 
+# Folders in which programs keep copies and thumbnails: of Synology's photo server, and of archives from macOS.
+HIDDEN_FOLDERS = ("@eaDir", "__MACOSX")
+
 Stamp = tuple[int, int, int]
+
+
+def is_hidden(name: str) -> bool:
+    """Whether every image set leaves out a file or folder of this name, such as `.ipynb_checkpoints` and `._1.jpg`."""
+    return name.startswith(".") or name in HIDDEN_FOLDERS
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,6 +56,24 @@ class FileListing:
     counts: np.ndarray  # (K,) int64, images below each requested folder
     folders: PackedNames  # (D) of directories
     stamps: np.ndarray  # (D, 3) int64, `stamp_of` each directory before it was listed
+
+
+def visible_and_hidden(root: str) -> tuple[list[str], list[str]]:
+    """Paths of all files below `root`, and of the hidden files and folders that are left out."""
+    visible, hidden = [], []
+    for path, folders, files in os.walk(root):
+        hidden += [os.path.join(path, name) for name in (*folders, *files) if is_hidden(name)]
+        visible += [os.path.join(path, name) for name in files if not is_hidden(name)]
+        folders[:] = [name for name in folders if not is_hidden(name)]
+    return visible, hidden
+
+
+def note_on_hidden(root: str, hidden: Sequence[str]) -> list[str]:
+    """A note that counts the hidden files and folders below `root`; [] if there are none."""
+    if not hidden:
+        return []
+    count = "1 hidden file or folder is" if len(hidden) == 1 else f"{len(hidden)} hidden files and folders are"
+    return [f"{count} left out, such as {os.path.relpath(hidden[0], root)}"]
 
 
 def walk(root: str, folders: Sequence[str]) -> FileListing:
@@ -108,6 +134,8 @@ def _list_directory(root: str, name: str) -> tuple[_Directory, list[str]]:
         stamp = stamp_of(os.fstat(handle))  # before listing, so that a change during it makes the stamp outdated
         with os.scandir(handle) as entries:  # with a handle, entry.stat() needs no lookup of the whole path
             for entry in entries:
+                if is_hidden(entry.name):
+                    continue
                 if entry.is_dir():
                     subfolders.append(prefix + entry.name)
                 elif entry.name.lower().endswith(EXTENSIONS):
@@ -131,7 +159,7 @@ def _size_and_change(entry: os.DirEntry) -> tuple[int, int, int]:
 
 
 # The cache of listings.
-VERSION = 3  # of the files; raise it if the same folders would be listed differently
+VERSION = 4  # of the files; raise it if the same folders would be listed differently
 MIN_CACHED_IMAGES = 10_000  # smaller sets are listed in a tenth of a second
 MAX_CACHE_FILES = 64  # in each folder of the cache; a listing of ImageNet-1k takes 12 MB
 SAMPLED_FILES = 1_000  # whose sizes and times are compared when a listing is loaded

@@ -1,9 +1,11 @@
 """Check an image set, bench data check URL, or download a public one, bench data get NAME."""
 
 import os
+import re
 import shlex
 import shutil
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,11 +93,15 @@ def check_scenes(url: str, read_all: bool) -> int:
 
     A split that cannot be opened, for example because a mask is missing, is reported as a problem like any other.
     """
-    from downstream.data.scenes import decode_scenes, open_scenes, parse_scene_url
+    from downstream.data.listing import unread_files
+    from downstream.data.scenes import CheckedScene, SceneSet, decode_scenes, open_scenes, parse_scene_url
     from engine.progress import Progress
+    from imagesets.check import REMOVE_ONE, in_both_text, note_on_orientation, same_contents
     from imagesets.sets import SPLITS
 
     problems: list[str] = []
+    splits: list[SceneSet] = []
+    checked: list[dict[int, CheckedScene]] = []
     parse_scene_url(url)
     say(url)
     with tempfile.TemporaryDirectory() as folder:
@@ -105,23 +111,43 @@ def check_scenes(url: str, read_all: bool) -> int:
             except ValueError as error:
                 problems += [str(error)] if str(error) not in problems else []  # both splits may miss the same folder
                 continue
+            splits.append(scenes)
             classes = f", {len(scenes.classes)} classes" if scenes.classes else ""
             say(f"  {split}: {len(scenes):,} scenes{classes}")
             say(f"    fingerprint {scenes.fingerprint[:16]}", *(f"    note: {note}" for note in scenes.notes))
             if read_all:
                 with Progress(f"reading {split}", len(scenes)) as progress:
-                    unreadable, pixels = decode_scenes(scenes, progress.advance)
+                    unreadable, pixels, readable = decode_scenes(scenes, progress.advance)
+                checked.append(readable)
                 problems += unreadable.values()
+                notes = note_on_orientation(sum(scene.is_turned for scene in readable.values()))
                 if pixels:
-                    say(*(f"    note: {line}" for line in pixels.warnings()))
+                    notes += pixels.warnings()
                     try:
                         pixels.check()
                     except ValueError as error:
                         problems.append(str(error))
-    say(*(f"  FIX: {problem}" for problem in problems[:MAX_PROBLEMS]), *([] if problems else ["  no problems found"]))
-    if len(problems) > MAX_PROBLEMS:
-        say(f"  and {len(problems) - MAX_PROBLEMS} more scenes with problems")
+                say(*(f"    note: {line}" for line in notes))
+        if len(checked) == 2 and splits[0].listing.files != splits[1].listing.files:
+            digests = [{index: scene.digest for index, scene in readable.items()} for readable in checked]
+            pairs = [(splits[0].image_path(i), splits[1].image_path(j)) for i, j in same_contents(*digests)]
+            problems += [f"{in_both_text(pairs)}: {REMOVE_ONE}"] if pairs else []
+        if splits:
+            files = [file for scenes in splits for file in scenes.listing.files]
+            say(*(f"  note: {note}" for note in unread_files(splits[0].root, files)))
+    lines = one_of_each_kind(problems)
+    say(*(f"  FIX: {line}" for line in lines[:MAX_PROBLEMS]), *([] if problems else ["  no problems found"]))
+    if len(lines) > MAX_PROBLEMS:
+        say(f"  and {len(lines) - MAX_PROBLEMS} more problems")
     return 1 if problems else 0
+
+
+def one_of_each_kind(problems: Sequence[str]) -> list[str]:
+    """The first of the problems that differ only in their file and in numbers, with how many they are."""
+    kinds: dict[str, list[str]] = {}
+    for problem in problems:
+        kinds.setdefault(re.sub(r"\S*/\S*|\d+", "", problem), []).append(problem)
+    return [f"{first}{f' (and {len(others)} more like this)' if others else ''}" for first, *others in kinds.values()]
 
 
 HUB = "hf:"

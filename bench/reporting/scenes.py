@@ -20,10 +20,9 @@ from PIL import Image, ImageDraw
 from bench.results.record import Result
 from bench.results.store import StoredResult
 from downstream.data.listing import IGNORED, Instances
-from downstream.data.scenes import SceneSet, open_scenes, scene_mask
+from downstream.data.scenes import SceneSet, open_scenes, scene_image, scene_mask
 from downstream.metrics.previews import MAX_NUMBERED_OBJECTS, number_outlines, preview_indices
-from engine.files import read_regular
-from imagesets.decoding import MAX_BYTES, UnreadableImage, open_image
+from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet, open_set
 
 THUMBNAIL_SIDE = 96  # pixels of the longer side
@@ -191,7 +190,7 @@ def class_colours(counts: Counter[int], classes: int) -> np.ndarray:
 
 def scene_picture(scenes: SceneSet, index: int) -> Image.Image:
     """A scene's image, RGB, with at most SCENE_SIDE pixels a side."""
-    image = open_image(read_regular(scenes.image_path(index), MAX_BYTES)).convert("RGB")
+    image = scene_image(scenes, index)
     image.thumbnail((SCENE_SIDE, SCENE_SIDE))
     return image
 

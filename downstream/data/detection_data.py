@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from mmcv.transforms import LoadImageFromFile, RandomChoice, RandomChoiceResize, RandomResize
+from mmcv.transforms import RandomChoice, RandomChoiceResize, RandomResize
 from mmdet.datasets import CocoDataset
 from mmdet.datasets.transforms import FilterAnnotations, LoadAnnotations, PackDetInputs, RandomCrop, RandomFlip, Resize
 
@@ -37,14 +37,14 @@ class CocoScenes(CocoDataset):
 
 def detection_training_images(scenes: SceneSet, settings: DetectionSettings, masks: bool = True) -> CocoScenes:
     """Augmented training images with boxes, and with masks of the objects if `masks`."""
-    load = [ReadImage(LoadImageFromFile(), scenes.instances), LoadAnnotations(with_bbox=True, with_mask=masks)]
+    load = [ReadImage(scenes.instances), LoadAnnotations(with_bbox=True, with_mask=masks)]
     augment = [RandomFlip(prob=settings.flip), *_resize_and_crop(settings)]
     return _dataset(scenes, [*load, *augment, PackDetInputs(meta_keys=TRAIN_META_KEYS)])
 
 
 def detection_validation_images(scenes: SceneSet, settings: DetectionSettings) -> CocoScenes:
     """Validation images without annotations, resized to fit `settings.val`."""
-    load = [ReadImage(LoadImageFromFile(), scenes.instances), Resize(scale=settings.val, keep_ratio=True)]
+    load = [ReadImage(scenes.instances), Resize(scale=settings.val, keep_ratio=True)]
     return _dataset(scenes, [*load, PackDetInputs(meta_keys=META_KEYS)], test_mode=True)
 
 

@@ -4,6 +4,7 @@ N images, K classes, H x W pixels of an image.
 """
 
 import gc
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,10 @@ from typing import Any, ClassVar, Self
 import msgspec
 import numpy as np
 
+from engine.files import read_text
+from imagesets.walk import EXTENSIONS, is_hidden, note_on_hidden, visible_and_hidden
+
+MAX_NAMED_FOLDERS = 4  # folders with files that are not read that a note names
 IGNORED = 255  # class of pixels that neither loss nor score counts
 WHITE = 0xFFFFFF  # colour of ignored pixels in masks that show colours, as a 24-bit number
 MIN_SIDE = 32  # pixels; training skips smaller images: mmdet configs/_base_/datasets/coco_instance.py filter_cfg
@@ -51,9 +56,9 @@ class Listing(SceneFiles):
     """Images with masks of classes.
 
     masks: paths (N,) relative to the root. classes: names (K,). classes_of: the class of each value 0..255 of a mask
-    file; IGNORED for none, any other number from K on makes the value an error. colours: red, green and blue (K, 3) of
-    each class, if masks show colours; empty if they hold values. own_classes: whether a file of the set defines the
-    classes, not the layout.
+    file; IGNORED for none, any other number from K on makes the value an error. colours: red, green and blue of each
+    class, and after these of colours that are ignored, if masks show colours; empty if they hold values. own_classes:
+    whether a file of the set defines the classes, not the layout.
     """
 
     HOLDS: ClassVar[str] = "masks"
@@ -83,14 +88,17 @@ class Listing(SceneFiles):
         return class_of_value[mask]
 
     def _colours_to_classes(self, mask: np.ndarray) -> np.ndarray:
-        class_of_colour = {_rgb_numbers(np.array(colour)): number for number, colour in enumerate(self.colours)}
+        class_of_colour = {
+            int(_rgb_numbers(np.array(colour))): number if number < len(self.classes) else IGNORED
+            for number, colour in enumerate(self.colours)
+        }
         colours, inverse = np.unique(_rgb_numbers(mask), return_inverse=True)
         classes = [({WHITE: IGNORED} | class_of_colour).get(colour) for colour in colours.tolist()]
         if None in classes:
             colour = int(colours[classes.index(None)])
             rgb = f"{colour >> 16} {colour >> 8 & 255} {colour & 255}"
             raise ValueError(
-                f"the mask shows the colour {rgb} (red, green, blue), which none of the {len(class_of_colour)} classes "
+                f"the mask shows the colour {rgb} (red, green, blue), which none of the {len(self.classes)} classes "
                 f"has; {self._advice}"
             )
         return np.array(classes, np.uint8)[inverse].reshape(mask.shape[:2])
@@ -300,11 +308,12 @@ def mask_paths(root: Path, split: str, images: Sequence[str], folder: str, hint:
     Raises:
         ValueError: a mask is missing (the message ends in the hint), or two images have the same mask.
     """
+    present = {f"{name[: -len('.png')]}.png": name for name in files_below(root / folder, ".png")}
     masks = [f"{name.rpartition('.')[0]}.png" for name in images]
-    check_present(masks, files_below(root / folder, ""), f"annotations of {split}", folder, hint)
+    check_present(masks, present or files_below(root / folder), f"annotations of {split}", folder, hint)
     if shared := [name for name, count in Counter(masks).items() if count > 1]:
         raise ValueError(f"two images of {split} have the mask {folder}/{shared[0]}; give them names of their own")
-    return tuple(f"{folder}/{name}" for name in masks)
+    return tuple(f"{folder}/{present[name]}" for name in masks)
 
 
 def check_present(names: Sequence[str], present: Iterable[str], kind: str, folder: str, hint: str = "") -> None:
@@ -322,22 +331,89 @@ def check_present(names: Sequence[str], present: Iterable[str], kind: str, folde
         )
 
 
+def named_files(
+    root: Path, folder: str, names: Sequence[str], kind: str, endings: tuple[str, ...] = EXTENSIONS
+) -> tuple[str, ...]:
+    """Paths, relative to `root`, of the files in `folder` with these names and one of the endings, in any case.
+
+    kind: what the files are, such as "images of val". Raises ValueError if one is missing, or if two have one name.
+    """
+    files: dict[str, list[str]] = {}
+    for file in files_below(root / folder, endings):
+        files.setdefault(os.path.splitext(file)[0], []).append(file)
+    check_present(names, files, kind, folder)
+    for name in names:
+        if len(files[name]) > 1:
+            raise ValueError(f"{folder} holds {' and '.join(files[name])}, both named {name}; remove one")
+    return tuple(f"{folder}/{files[name][0]}" for name in names)
+
+
 def read_names(file: Path, advice: str) -> list[str]:
-    """The first word of each line that is not empty. Raises ValueError, with the advice, if there is no such file."""
+    """The first word of each line that is not empty.
+
+    Raises ValueError, with the advice, if there is no such file; and if a name is listed twice, since it would count
+    twice.
+    """
     if not file.is_file():
         raise ValueError(f"there is no list {file}; {advice}")
-    return [line.split()[0] for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    names = [line.split()[0] for line in read_text(file).splitlines() if line.strip()]
+    refuse_repeated(names, str(file))
+    return names
 
 
-def files_below(folder: Path, suffix: str) -> list[str]:
-    """Sorted paths, relative to `folder`, of everything below it that ends in `suffix` and is not a folder.
+def refuse_repeated(names: Iterable[str], where: str) -> None:
+    """Raise ValueError if a name is repeated. where: the list of names, for the message."""
+    if repeated := {name: count for name, count in Counter(names).items() if count > 1}:
+        name, count = next(iter(repeated.items()))
+        others = f", and {len(repeated) - 1} more names repeatedly" if len(repeated) > 1 else ""
+        raise ValueError(f"{where} lists {name} {count} times{others}; keep one line of each")
 
-    This includes pipes and broken links: reading them later raises an error, instead of silently leaving out an image.
-    Raises ValueError if the folder does not exist.
+
+def files_below(folder: Path, endings: str | tuple[str, ...] = "") -> list[str]:
+    """Sorted paths, relative to `folder`, of everything below it that has one of the endings, in any case, and is not a
+    folder.
+
+    Links are followed, and hidden files and folders left out, as in image sets. This includes pipes and broken links:
+    reading them later raises an error, instead of silently leaving out an image. Raises ValueError if the folder does
+    not exist.
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob(f"*{suffix}") if not path.is_dir())
+    names: list[str] = []
+    above: dict[str, set[str]] = {str(folder): {os.path.realpath(folder)}}  # real paths of a folder and those above it
+    for path, folders, files in os.walk(folder, followlinks=True):
+        ancestors = above.pop(path)
+        real = {name: os.path.realpath(os.path.join(path, name)) for name in folders if not is_hidden(name)}
+        folders[:] = [name for name in real if real[name] not in ancestors]  # a link to a folder above has no end
+        above |= {os.path.join(path, name): ancestors | {real[name]} for name in folders}
+        relative = os.path.relpath(path, folder)
+        names += [
+            os.path.normpath(os.path.join(relative, name))
+            for name in files
+            if not is_hidden(name) and name.lower().endswith(endings)
+        ]
+    return sorted(names)
+
+
+def unread_files(root: Path, read: Iterable[str]) -> list[str]:
+    """Notes that count the images and annotations below `root` that are not among the files `read`, by folder, and the
+    hidden ones.
+
+    read: paths relative to the root. Only files of the endings of images, and of the files that were read, are counted.
+    """
+    read = {os.path.normpath(name) for name in read}
+    endings = {*EXTENSIONS, *(os.path.splitext(name)[1].lower() for name in read)}
+    unread: Counter[tuple[str, str]] = Counter()
+    for name in files_below(root):
+        ending = os.path.splitext(name)[1].lower()
+        if name not in read and ending in endings and os.sep in name:
+            unread["/".join(name.split(os.sep)[:-1][:2]), ending] += 1
+    notes = []
+    if unread:
+        counts = [f"{count} {ending} in {folder}" for (folder, ending), count in unread.most_common(MAX_NAMED_FOLDERS)]
+        others = sum(unread.values()) - sum(count for _, count in unread.most_common(MAX_NAMED_FOLDERS))
+        notes.append(f"files not read: {', '.join(counts)}{f' and {others} more' if others else ''}")
+    return notes + note_on_hidden(str(root), visible_and_hidden(str(root))[1])
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""How the mm libraries' transforms read images and masks, and how a broken file is reported.
+"""How images and masks get into the mm libraries' transforms, and how a broken file is reported.
 
-mmcv reads images with OpenCV. For the modes that `imagesets.decoding.bits_of` accepts it gives the same 8 bits as
-Pillow does here; images of other modes are refused, because it would give arbitrary values.
+Images are decoded as everywhere here (imagesets/decoding.py), not by mmcv's reader, OpenCV, which turns an image by its
+EXIF orientation and not the masks and boxes that were drawn on it. For all other files both give the same 8 bits.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageFile
+import numpy as np
+from PIL import Image
 
 from downstream.data.listing import Instances, SceneFiles
 from engine.files import read_regular
 from engine.machine import own_cores
 from engine.tasks import Workspace
-from imagesets.decoding import FILE_ERRORS, MAX_BYTES, bits_of, open_image, reason_of
+from imagesets.decoding import FILE_ERRORS, MAX_BYTES, decode_rgb, reason_of
 
 MAX_LOADERS = 8  # processes that read images
 MIN_IMAGES = 500  # with fewer images, starting loader processes takes longer than they save
@@ -31,22 +32,23 @@ def loader_processes(space: Workspace, images: int) -> int:
 
 
 class ReadImage:
-    """Transform that reads an image with `load`, which is mmcv's LoadImageFromFile, after checking the file.
+    """Transform that reads an image, in the place of mmcv's LoadImageFromFile.
 
-    Raises ValueError, naming the file, if it is broken, if OpenCV would read other pixels than Pillow, or if the size
-    differs from the listing's.
+    Raises ValueError, naming the file, if it is broken, or if the size differs from the listing's.
     """
 
-    def __init__(self, load: Transform, listing: SceneFiles) -> None:
-        self.load, self.listing = load, listing
+    def __init__(self, listing: SceneFiles) -> None:
+        self.listing = listing
 
     def __call__(self, results: Results) -> Results:
-        with named_in_errors(results["img_path"]):
-            check_pixels(open_image(read_regular(results["img_path"], MAX_BYTES)))
-            results = self.load(results)
+        path = results["img_path"]
+        with named_in_errors(path):
+            pixels = np.asarray(decode_rgb(read_regular(path, MAX_BYTES), path))
+        size = pixels.shape[:2]
         if isinstance(self.listing, Instances):
-            self.listing.check_size(results["sample_idx"], *results["ori_shape"][:2])
-        return results
+            self.listing.check_size(results["sample_idx"], *size)
+        bgr = np.ascontiguousarray(pixels[..., ::-1])  # the order of OpenCV, which the transforms expect
+        return results | {"img": bgr, "img_shape": size, "ori_shape": size}
 
 
 @contextmanager
@@ -60,14 +62,6 @@ def named_in_errors(path: Path | str) -> Iterator[None]:
         if getattr(error, "errno", None) not in {None, *FILE_ERRORS}:
             raise
         raise ValueError(f"{path}: cannot be read ({reason_of(error)}); replace the file") from error
-
-
-def check_pixels(image: Image.Image) -> None:
-    """Raise ValueError for an image, opened but not loaded, that OpenCV would read differently from Pillow."""
-    bits_of(image)
-    tiles = image.tile if isinstance(image, ImageFile.ImageFile) else []
-    if image.format == "PPM" and tiles[0][0] != "raw":  # Pillow's decoders that rescale values, or read text
-        raise ValueError("a PNM file in text, or whose white is not 255 or 65535; save it as PNG")
 
 
 def check_values(mask: Image.Image, coloured: bool = False) -> None:

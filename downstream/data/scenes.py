@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from PIL import Image
 
 from downstream.data.listing import IGNORED, DepthMaps, ImagePairs, Instances, Listing, PairAnnotation
-from downstream.data.reading import check_pixels, check_values, named_in_errors
+from downstream.data.reading import check_values, named_in_errors
 from engine.distributed import World
 from engine.extensions import extensions, load_extension
 from engine.files import folder_atomic, read_regular
@@ -27,9 +27,9 @@ from engine.machine import run_on_core_threads
 from engine.printing import did_you_mean
 from engine.progress import Progress
 from engine.tasks import Workspace
-from imagesets.decoding import MAX_BYTES, decode_rgb, open_image
-from imagesets.sets import SPLITS, Split, contents_digest, read_head
-from imagesets.walk import MAX_INT64
+from imagesets.decoding import MAX_BYTES, decode_rgb, open_image, orientation_of
+from imagesets.sets import SPLITS, Split, content_digest, contents_digest, read_head
+from imagesets.walk import BROKEN_LINK_SIZE, MAX_INT64
 
 TINY = "tiny-"
 TINY_VERSION = 1  # raise it when a tiny set's files would have other pixels under the same names
@@ -113,9 +113,17 @@ class SceneSet:
 
     @cached_property
     def file_stats(self) -> np.ndarray:
-        """(F, 3) int64: size in bytes, modification time in ns and inode of each image and annotation file."""
-        stats = [(self.root / name).stat() for name in self.listing.files]
-        rows = [(stat.st_size, stat.st_mtime_ns, stat.st_ino & MAX_INT64) for stat in stats]
+        """(F, 3) int64: size in bytes, modification time in ns and inode of each image and annotation file.
+
+        BROKEN_LINK_SIZE, 0, 0 for a broken link.
+        """
+        rows = []
+        for name in self.listing.files:
+            try:
+                stat = (self.root / name).stat()
+                rows.append((stat.st_size, stat.st_mtime_ns, stat.st_ino & MAX_INT64))
+            except OSError:  # a broken link, which is reported when it is read
+                rows.append((BROKEN_LINK_SIZE, 0, 0))
         return np.array(rows, np.int64).reshape(-1, 3)
 
     @cached_property
@@ -136,7 +144,7 @@ class SceneSet:
         Decodes every file, once for all tasks of a run.
         """
         with Progress(f"checking scenes of {self.url} {self.split}", len(self)) as progress:
-            return decode_scenes(self, progress.advance)[0]
+            return decode_scenes(self, progress.advance).problems
 
     @cached_property
     def pixels(self) -> "ClassPixels":
@@ -341,51 +349,63 @@ def count_pixels(mask: np.ndarray, classes: int) -> np.ndarray:
     return np.append(counts[:classes], counts[IGNORED])
 
 
-def check_scene(scenes: SceneSet, index: int) -> np.ndarray | None:
-    """Decode a scene's image and annotations, and return `count_pixels` of its mask; None if the set has no masks.
+class CheckedScene(NamedTuple):
+    """Facts about a scene that can be used. pixels: `count_pixels` of its mask, or None if the set has no masks."""
+
+    digest: int  # of the image's file
+    is_turned: bool  # by an EXIF orientation, which is ignored
+    pixels: np.ndarray | None
+
+
+def check_scene(scenes: SceneSet, index: int) -> CheckedScene:
+    """Decode a scene's image and annotations.
 
     Raises:
         ValueError, OSError: the scene cannot be used.
     """
     with named_in_errors(scenes.image_path(index)):
-        image = open_image(read_regular(scenes.image_path(index), MAX_BYTES))
-        check_pixels(image)
-        image.load()
-    width, height = image.size
+        data = read_regular(scenes.image_path(index), MAX_BYTES)
+        image = decode_rgb(data, str(scenes.image_path(index)))
+    (width, height), pixels = image.size, None
     if isinstance(scenes.listing, Listing):
-        return count_pixels(scene_mask(scenes, index, (height, width)), len(scenes.classes))
-    if isinstance(scenes.listing, Instances):
+        pixels = count_pixels(scene_mask(scenes, index, (height, width)), len(scenes.classes))
+    elif isinstance(scenes.listing, Instances):
         scenes.listing.check_size(index, height, width)
     elif isinstance(scenes.listing, DepthMaps):
         scene_depth(scenes, index, (height, width))
     else:
         for number in np.flatnonzero((scenes.listing.ends == index).any(1)).tolist():
             scene_pair(scenes, number, {index: (width, height)})
-    return None
+    return CheckedScene(content_digest(data), orientation_of(image) != 1, pixels)
 
 
-def decode_scenes(
-    scenes: SceneSet, advance: Callable[[int], None] = lambda count: None
-) -> tuple[dict[int, str], "ClassPixels | None"]:
-    """Decode all images and annotations.
+class DecodedScenes(NamedTuple):
+    """Result of `decode_scenes`.
 
-    Returns:
-        Index of each scene that cannot be used -> the reason, naming the file; and the pixels of each class, or None if
-        no mask was read.
+    problems: index of each scene that cannot be used -> the reason, naming the file. pixels: of each class, or None if
+    no mask was read. scenes: index of each other scene -> facts.
     """
-    problems, counts = {}, []
+
+    problems: dict[int, str]
+    pixels: "ClassPixels | None"
+    scenes: dict[int, CheckedScene]
+
+
+def decode_scenes(scenes: SceneSet, advance: Callable[[int], None] = lambda count: None) -> DecodedScenes:
+    """Decode all images and annotations."""
+    problems: dict[int, str] = {}
+    checked: dict[int, CheckedScene] = {}
     for index in range(len(scenes)):
         try:
-            pixels = check_scene(scenes, index)
+            checked[index] = check_scene(scenes, index)
         except ValueError as error:
             problems[index] = str(error)
         except OSError as error:
             problems[index] = f"{scenes.image_path(index)}: {error}"
-        else:
-            if pixels is not None:
-                counts.append(pixels)
         advance(1)
-    return problems, ClassPixels(scenes, np.sum(counts, axis=0), len(counts)) if counts else None
+    counts = [scene.pixels for scene in checked.values() if scene.pixels is not None]
+    pixels = ClassPixels(scenes, np.sum(counts, axis=0), len(counts)) if counts else None
+    return DecodedScenes(problems, pixels, checked)
 
 
 class ClassPixels:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from mmcv.transforms import LoadImageFromFile, RandomFlip, RandomResize, Resize
+from mmcv.transforms import RandomFlip, RandomResize, Resize
 from mmseg.datasets import BaseSegDataset
 from mmseg.datasets.transforms import PackSegInputs, PhotoMetricDistortion, RandomCrop
 
@@ -55,14 +55,14 @@ def segmentation_training_images(
         RandomFlip(prob=0.5),
         PhotoMetricDistortion(),
     ]
-    return _dataset(scenes, [ReadImage(LoadImageFromFile(), scenes.listing), ReadMask(scenes), *transforms])
+    return _dataset(scenes, [ReadImage(scenes.listing), ReadMask(scenes), *transforms])
 
 
 def segmentation_validation_images(scenes: SceneSet, scale: tuple[int, int] | None) -> BaseSegDataset:
     """Validation images, resized to fit `scale` (longer and shorter side in pixels) unless it is None, with masks of
     the original size."""
     resize = [Resize(scale=scale, keep_ratio=True)] if scale else []
-    return _dataset(scenes, [ReadImage(LoadImageFromFile(), scenes.listing), *resize, ReadMask(scenes)], test_mode=True)
+    return _dataset(scenes, [ReadImage(scenes.listing), *resize, ReadMask(scenes)], test_mode=True)
 
 
 def _dataset(scenes: SceneSet, pipeline: Sequence[Transform], test_mode: bool = False) -> BaseSegDataset:

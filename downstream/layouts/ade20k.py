@@ -11,6 +11,7 @@ import numpy as np
 from downstream.data.listing import IGNORED, Listing, files_below, find_folder, mask_paths
 from downstream.data.tiny_scenes import save_image, tiny_scenes
 from imagesets.sets import Split
+from imagesets.walk import EXTENSIONS
 
 FOLDERS = {"train": "training", "val": "validation"}
 IMAGES = {split: f"images/{name}" for split, name in FOLDERS.items()}
@@ -29,7 +30,7 @@ def recognised(root: Path) -> Path:
 
 def listed(root: Path, split: Split) -> Listing:
     """All scenes of one split. Raises ValueError if a folder or a mask is missing."""
-    images = files_below(root / IMAGES[split], ".jpg")
+    images = files_below(root / IMAGES[split], EXTENSIONS)
     folder = f"annotations/{FOLDERS[split]}"
     masks = mask_paths(root, split, images, folder, "; unpack the whole of ADEChallengeData2016.zip")
     notes = () if len(images) == COUNTS[split] else (f"{len(images)} images, the set has {COUNTS[split]}",)

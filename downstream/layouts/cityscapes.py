@@ -55,8 +55,9 @@ def recognised(root: Path) -> Path:
 
 def listed(root: Path, split: Split) -> Listing:
     """All scenes of one split, sorted by train/<city>/<name>. Raises ValueError if something is missing."""
-    images = files_below(root / IMAGES[split], "_leftImg8bit.png")
-    names = sorted(name.removesuffix("_leftImg8bit.png") for name in images)
+    images = files_below(root / IMAGES[split], "_leftimg8bit.png")
+    images.sort(key=lambda name: name[: -len("_leftImg8bit.png")])
+    names = [name[: -len("_leftImg8bit.png")] for name in images]
     folder = f"gtFine/{split}"
     annotations = files_below(root / folder, ".png")
     kind, classes_of = "labelTrainIds", CLASS_OF_TRAIN_ID
@@ -69,7 +70,7 @@ def listed(root: Path, split: Split) -> Listing:
     if len(names) != COUNTS[split]:
         notes.append(f"{len(names)} images, the set has {COUNTS[split]}")
     return Listing(
-        images=tuple(f"{IMAGES[split]}/{name}_leftImg8bit.png" for name in names),
+        images=tuple(f"{IMAGES[split]}/{name}" for name in images),
         masks=tuple(f"{folder}/{mask}" for mask in masks),
         classes=CLASSES,
         classes_of=classes_of,

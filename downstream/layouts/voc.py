@@ -12,10 +12,11 @@ For the 10 582 training images of SBD ("trainaug"), put its masks into Segmentat
 
 from pathlib import Path
 
-from downstream.data.listing import Listing, check_present, files_below, find_folder, read_names
+from downstream.data.listing import Listing, find_folder, named_files, read_names
 from downstream.data.tiny_scenes import save_image, save_lines, tiny_scenes
 from downstream.layouts.masks import CLASSES as CLASSES_FILE
 from downstream.layouts.masks import ClassList, class_of_value, read_classes
+from engine.files import read_text
 from imagesets.sets import Split
 
 IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
@@ -39,9 +40,8 @@ def listed(root: Path, split: Split) -> Listing:
     """All scenes of one split, in the order of its list. Raises ValueError if something is missing."""
     file = root / "ImageSets" / "Segmentation" / f"{split}.txt"
     names = read_names(file, "unpack the whole of VOCtrainval_11-May-2012.tar")
-    for folder, suffix in (("JPEGImages", ".jpg"), ("SegmentationClass", ".png")):
-        files = [name + suffix for name in names]
-        check_present(files, files_below(root / folder, suffix), f"files of {split}", folder)
+    images = named_files(root, "JPEGImages", names, f"images of {split}")
+    masks = named_files(root, "SegmentationClass", names, f"masks of {split}", (".png",))
     own_classes = read_own_classes(root)
     notes = []
     if not own_classes:
@@ -50,8 +50,8 @@ def listed(root: Path, split: Split) -> Listing:
             notes.append(f"{len(names)} images, VOC 2012 has {COUNTS[split]}")
     classes, classes_of, colours = own_classes or (CLASSES, class_of_value(list(range(len(CLASSES)))), ())
     return Listing(
-        images=tuple(f"JPEGImages/{name}.jpg" for name in names),
-        masks=tuple(f"SegmentationClass/{name}.png" for name in names),
+        images=images,
+        masks=masks,
         classes=classes,
         classes_of=classes_of,
         colours=colours,
@@ -63,11 +63,11 @@ def listed(root: Path, split: Split) -> Listing:
 def read_own_classes(root: Path) -> ClassList | None:
     """The classes in the set's classes.txt or CVAT's labelmap.txt; None if it has neither."""
     if (root / CLASSES_FILE).is_file():
-        return read_classes((root / CLASSES_FILE).read_text(encoding="utf-8"))
+        return read_classes(read_text(root / CLASSES_FILE))
     if not (root / LABELMAP).is_file():
         return None
     lines = []
-    for number, line in enumerate((root / LABELMAP).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(root / LABELMAP).splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         name, _, rest = line.partition(":")

@@ -23,7 +23,7 @@ from imagesets.decoding import MAX_BYTES
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, Split
 from imagesets.stored import StoredImages, cached_index, changes_of_files, numbered_classes, split_files, stored_set
-from imagesets.walk import EXTENSIONS
+from imagesets.walk import EXTENSIONS, is_hidden
 
 PLACE = "PATH"
 SPLITS = ("train", "val")
@@ -135,7 +135,7 @@ def _read_shard(shard: int, path: str) -> list[tuple[str, int, int, int, int]]:
     labels: dict[str, int] = {}
     with HeaderReader(open_regular(path).detach()) as file, tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
-            if not member.isfile():
+            if not member.isfile() or any(map(is_hidden, os.path.normpath(member.name).split(os.sep))):
                 continue
             if member.issparse():
                 raise ValueError(f"{member.name} is stored with holes (a sparse file); pack the shard without --sparse")

@@ -16,10 +16,10 @@ from bench.about import about
 from bench.commands.data import check_scenes
 from bench.run.prepare import fits, named_urls, open_data
 from bench.run.suites import catalogue
-from downstream.data.listing import IGNORED
+from downstream.data.listing import IGNORED, Listing
 from downstream.data.scenes import decode_scenes, open_scenes, scene_mask, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
-from downstream.layouts.masks import TINY_COLOURS, class_of_value, parse_class_list
+from downstream.layouts.masks import TINY_COLOURS, class_of_value, parse_class_list, read_classes
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASKRCNN
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as SEGMENTER
 from downstream.tasks.upernet_ade20k import PROTOCOLS as UPERNET
@@ -218,7 +218,7 @@ def test_folders_of_pascal_voc(tmp_path):
     folder.rename(outer / "VOC2012")
     assert open_scenes(f"voc:{tmp_path}", "val", tmp_path).fingerprint
     next((outer / "VOC2012" / "SegmentationClass").glob("val*")).unlink()
-    with pytest.raises(ValueError, match=r"1 of 24 files of val .*SegmentationClass/val_\d+\.png"):
+    with pytest.raises(ValueError, match=r"1 of 24 masks of val .*SegmentationClass/val_\d+"):
         open_scenes(f"voc:{tmp_path}", "val", tmp_path)
 
 
@@ -328,3 +328,99 @@ def test_detection_learns_own_objects(tmp_path):
     after = task.run(export_of(), space)
     assert after.numbers["box_AP50"] > 10 > 2 > before.numbers["box_AP50"]
     assert any("were chosen for COCO" in line for line in after.facts["warnings"])
+
+
+def write_masks(root: Path, images: dict[str, str], lines: str = "0 ground\n1 thing") -> str:
+    """A set whose image files have masks: path of an image -> path of its mask, both below the root."""
+    for number, (image, mask) in enumerate(images.items()):
+        for path in (root / image, root / mask):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (32, 48, 3), np.uint8)
+        Image.fromarray(pixels).save(root / image)
+        Image.fromarray((pixels[..., 0] > 127).astype(np.uint8)).save(root / mask, "PNG")
+    (root / "classes.txt").write_text(lines)
+    return f"masks:{root}"
+
+
+def pairs(*names: str, split: str = "val") -> dict[str, str]:
+    return {f"images/{split}/{name}": f"masks/{split}/{name.rpartition('.')[0]}.png" for name in names}
+
+
+def test_endings_in_any_case_and_linked_folders_are_read(tmp_path):
+    root = tmp_path / "set"
+    url = write_masks(root, pairs("a.JPG", "b.Png", "c.TIFF", "d.webp"))
+    (root / "masks/val/b.png").rename(root / "masks/val/b.PNG")
+    write_masks(tmp_path / "elsewhere", {"images/e.jpg": "masks/e.png"})
+    for kind in ("images", "masks"):
+        (root / kind / "val" / "more").symlink_to(tmp_path / "elsewhere" / kind)
+        (root / kind / "val" / "again").symlink_to(root / kind)  # a link to a folder above
+    scenes = open_scenes(url, "val", tmp_path)
+    assert [Path(name).name for name in scenes.listing.images] == ["a.JPG", "b.Png", "c.TIFF", "d.webp", "e.jpg"]
+    assert not decode_scenes(scenes).problems
+
+
+def test_what_a_layout_does_not_read_is_counted(capsys, tmp_path):
+    url = write_masks(tmp_path, pairs("a.jpg", split="train") | pairs("b.jpg") | pairs("c.png", split="extra"))
+    Image.new("L", (8, 8)).save(tmp_path / "masks/val/lonely.png")
+    hidden = tmp_path / "images/val/.ipynb_checkpoints"
+    hidden.mkdir()
+    Image.new("RGB", (8, 8)).save(hidden / "b-checkpoint.jpg")
+    code, out = check_scenes(url, read_all=True), capsys.readouterr().out
+    assert code == 0
+    assert all(count in out for count in ("1 .png in images/extra", "1 .png in masks/extra", "1 .png in masks/val"))
+    assert "1 hidden file or folder is left out, such as images/val/.ipynb_checkpoints" in out
+
+
+def test_scenes_in_both_splits_and_orientations_are_reported(capsys, tmp_path):
+    url = write_masks(tmp_path, pairs("a.jpg", "b.jpg", split="train") | pairs("c.jpg"))
+    (tmp_path / "images/val/c.jpg").write_bytes((tmp_path / "images/train/b.jpg").read_bytes())
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.open(tmp_path / "images/train/a.jpg").save(tmp_path / "images/train/a.jpg", exif=exif)
+    code, out = check_scenes(url, read_all=True), capsys.readouterr().out
+    assert code == 1 and "1 image has an EXIF orientation" in out
+    assert "FIX: 1 image of val also in train, such as " in out and "val/c.jpg and " in out
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["ground\nignore\nthing", "0 ground\n2 thing\n1 ignore", "0 0 0 ground\n2 2 2 thing\n1 1 1 ignore"],
+)
+def test_a_line_of_the_list_may_name_what_is_ignored(lines):
+    names, classes_of, colours = read_classes(lines)
+    listing = Listing(images=("i",), masks=("m",), classes=names, classes_of=classes_of, colours=colours)
+    mask = np.array([[0, 1, 2]], np.uint8)
+    mask = mask[..., None].repeat(3, -1) if colours else mask
+    assert names == ("ground", "thing") and listing.to_classes(mask).tolist() == [[0, 255, 1]]
+
+
+@pytest.mark.parametrize("folders", ["images/test", "test"])
+def test_a_test_folder_serves_as_val_and_segnets_folders_are_read(folders, tmp_path):
+    masks = {"images/test": "masks/test", "test": "testannot"}[folders]
+    train = ("train", "trainannot") if folders == "test" else ("images/train", "masks/train")
+    files = {f"{train[0]}/a.png": f"{train[1]}/a.png", f"{folders}/b.png": f"{masks}/b.png"}
+    url = write_masks(tmp_path, files)
+    val = open_scenes(url, "val", tmp_path)
+    assert val.listing.images == (f"{folders}/b.png",) and not decode_scenes(val).problems
+    assert any("is used as val" in note for note in val.notes)
+    assert open_scenes(url, "train", tmp_path).listing.masks == (f"{train[1]}/a.png",)
+
+
+def test_a_broken_link_is_one_problem_and_skipped_with_skip_bad(capsys, tmp_path):
+    url = write_masks(tmp_path, pairs("a.png", split="train") | pairs("b.png", "c.png"))
+    (tmp_path / "images/val/c.png").unlink()
+    (tmp_path / "images/val/c.png").symlink_to("nowhere.png")
+    code, out = check_scenes(url, read_all=True), capsys.readouterr().out
+    assert (
+        code == 1 and out.count("FIX: ") == 1 and "images/val/c.png" in out
+    )  # the masks of one image are of one class
+    scenes = open_scenes(url, "val", tmp_path)
+    assert list(scenes.unusable) == [1] and scenes.fingerprint and scenes.contents
+
+
+def test_names_listed_twice_are_refused(tmp_path):
+    folder = tiny_folder("voc", tmp_path)
+    file = folder / "ImageSets/Segmentation/val.txt"
+    first = file.read_text().split()[0]
+    file.write_text(file.read_text() + f"{first}\n{first}\n")
+    assert f"lists {first} 3 times" in refusal(open_scenes, f"voc:{folder}", "val", tmp_path)

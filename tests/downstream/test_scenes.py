@@ -6,8 +6,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from deep_images import BY_HEADER, GREY, SCALED, WITHOUT_WHITE
-from PIL import Image
+from deep_images import GREY, SCALED, WITHOUT_WHITE
+from PIL import ExifTags, Image
 from recordings import facts
 from refusals import refusal
 
@@ -16,7 +16,7 @@ from downstream.data.reading import ReadImage
 from downstream.data.scenes import SceneSet, decode_scenes, open_scenes, scene_image, scene_mask, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
 from downstream.layouts.cityscapes import SEEDS, few_image_split
-from imagesets.decoding import decode_rgb
+from imagesets.decoding import decode_rgb, orientation_of, stored_size
 
 LISTING = Listing(images=("image",), masks=("mask",), classes=("wall",), classes_of=(0,) * 256)
 
@@ -140,21 +140,34 @@ def test_opencv_and_pillow_read_the_same_pixels(name, tmp_path):
         path.write_bytes(SCALED[name])
     else:
         Image.fromarray(GREY).convert(name).save(path, "PNG")
-    if name == "12.tif":  # OpenCV refuses it
-        with pytest.raises(ValueError, match=f"{path}: cannot be read"):
-            ReadImage(LoadImageFromFile(), LISTING)({"img_path": str(path)})
-        return
-    pixels = ReadImage(LoadImageFromFile(), LISTING)({"img_path": str(path)})["img"]
+    pixels = ReadImage(LISTING)({"img_path": str(path)})["img"]
     assert np.array_equal(pixels[..., ::-1], np.asarray(decode_rgb(path.read_bytes(), str(path))))
+    if name != "12.tif":  # OpenCV refuses it
+        assert np.array_equal(pixels, LoadImageFromFile()({"img_path": str(path)})["img"])
 
 
-@pytest.mark.parametrize("name", [*WITHOUT_WHITE, *BY_HEADER])
-def test_images_that_opencv_reads_differently_are_refused(name, tmp_path):
+@pytest.mark.parametrize("name", WITHOUT_WHITE)
+def test_images_without_a_white_are_refused(name, tmp_path):
     path = tmp_path / "image"
-    path.write_bytes((WITHOUT_WHITE | BY_HEADER)[name])
-    reading = ReadImage(lambda results: pytest.fail("read by OpenCV"), LISTING)
+    path.write_bytes(WITHOUT_WHITE[name])
     with pytest.raises(ValueError, match=f"{path}: cannot be read .*PNG"):
-        reading({"img_path": str(path)})
+        ReadImage(LISTING)({"img_path": str(path)})
+
+
+@pytest.mark.parametrize("form", ["jpg", "png", "webp", "tif"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_reader_gives_the_pixels_as_they_are_stored(form, orientation, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3)).repeat(8, 0).repeat(8, 1).astype(np.uint8)
+    plain, tagged = tmp_path / f"plain.{form}", tmp_path / f"tagged.{form}"
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    Image.fromarray(pixels).save(plain)
+    Image.fromarray(pixels).save(tagged, exif=exif)
+    expected = np.asarray(decode_rgb(plain.read_bytes(), str(plain)))
+    image = decode_rgb(tagged.read_bytes(), str(tagged))
+    assert np.array_equal(np.asarray(image), expected) and orientation_of(image) == orientation
+    assert np.array_equal(ReadImage(LISTING)({"img_path": str(tagged)})["img"][..., ::-1], expected)
+    assert stored_size(Image.open(tagged)) == (56, 40)
 
 
 def test_few_image_splits_equal_those_of_french_et_al():
