@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from imagesets.sets import NO_VAL, FileImages, ImageSet, Split
+from imagesets.sets import NO_VAL, FileImages, ImageSet, MissingSplit, Split
 from imagesets.walk import EXTENSIONS, find_images, is_hidden
 
 # Words in the names of folders, files and splits that mean a split, the preferred one first; case is ignored.
@@ -93,7 +93,7 @@ def open_tree(url: str, place: str, split: Split) -> ImageSet:
     if split == "train" and not any(folders.values()) and subfolders(place) and not is_split(place):
         folders["train"] = place
     if not folders[split]:
-        raise ValueError(f"{url}: {missing_split(place, ('train',) if split == 'train' else ('val', 'test'))}")
+        raise MissingSplit(f"{url}: {missing_split(place, ('train',) if split == 'train' else ('val', 'test'))}")
     classes = subfolders(folders[split])
     if not classes:
         raise ValueError(

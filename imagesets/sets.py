@@ -347,6 +347,10 @@ class ImageSet:
         return self.subset(balanced_indices(self.labels, len(self.classes), count), f"limited-{count}")
 
 
+class MissingSplit(ValueError):
+    """A set that could be opened has no images of the split."""
+
+
 def open_set(url: str, split: Split) -> ImageSet:
     """Open one split of the set that `url` names.
 
@@ -374,7 +378,7 @@ def open_set(url: str, split: Split) -> ImageSet:
         ) from error
     except ValueError as error:
         if has_options:  # the scheme's messages begin with the URL without options
-            raise ValueError(f"{url}: {str(error).removeprefix(f'{scheme}:{place}: ')}") from error
+            raise type(error)(f"{url}: {str(error).removeprefix(f'{scheme}:{place}: ')}") from error
         raise
     if has_options:
         image_set = replace(image_set, url=url)

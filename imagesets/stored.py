@@ -23,7 +23,7 @@ from engine.files import digest, irregular_files, open_regular
 from imagesets.decoding import UnreadableImage, decode_rgb
 from imagesets.listing import HOLD_OUT, SPLIT_WORDS, short_list
 from imagesets.names import PackedNames
-from imagesets.sets import HEAD_BYTES, FileImages, ImageSet, ReportedMetric, Split, contents_digest
+from imagesets.sets import HEAD_BYTES, FileImages, ImageSet, MissingSplit, ReportedMetric, Split, contents_digest
 from imagesets.walk import EXTENSIONS, MAX_INT64, is_hidden, user_cache, write_cached_arrays
 
 READ_BLOCK = 8 << 20  # bytes of one read when reading ahead
@@ -244,7 +244,7 @@ def split_files(url: str, place: str, split: Split, suffix: str) -> list[str]:
     if split == "train" and not any(paths_with(word) for word in SPLIT_WORDS["val"]):
         return paths
     words = " or ".join(SPLIT_WORDS[split])
-    raise ValueError(
+    raise MissingSplit(
         f"{url}: none of its {len(paths)} files *{suffix} has {words} in its name, {os.path.basename(paths[0])} first; "
         f"name those of the split {split} so, {SPLIT_WORDS[split][0]}-0000{suffix}"
         + (f", {HOLD_OUT}" if split == "val" else "")

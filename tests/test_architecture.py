@@ -86,8 +86,8 @@ def test_source_is_ascii():
     assert not [str(path) for path in [*FILES, *(ROOT / "tests").rglob("*.py")] if not path.read_text().isascii()]
 
 
-# Functions of libraries, and methods of any object, that read a file. `open_regular`, `read_regular`,
-# `read_text(PATH)`, `read_json` and `read_json_lines` of engine/files.py refuse pipes and devices, limit sizes, and name the file.
+# Functions of libraries, and methods of any object, that read a file. `open_regular`, `read_regular`, `read_text`,
+# `read_json` and `read_json_lines` of engine/files.py refuse pipes and devices, limit sizes, and name the file.
 FUNCTIONS = {f"{module}.load" for module in ("json", "np", "pickle", "torch")} | {"load_file", "safe_open"}
 METHODS = ("read_text", "read_bytes", "loadtxt", "genfromtxt", "memmap", "FileIO")
 OPENED = "open_regular opened it or looked at it before"

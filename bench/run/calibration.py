@@ -95,12 +95,12 @@ def scratch(space: Workspace) -> Iterator[Workspace]:
 
 
 def pass_seconds(kind: Kind, export: FrozenExport, space: Workspace, seconds: float) -> tuple[float, float]:
-    """Seconds per training image of a pass, and those in which the network waits for images.
+    """Seconds per image of a pass, training images if there are any, and those in which the network waits for images.
 
     A pass reads an image, crops it ("features": at the centre; "crops": at random) and sends it through the network.
     For "further crops", reading is left out: some images stay decoded. Takes about `seconds` to measure.
     """
-    train = space.images("train", open_set)
+    train = space.images("val" if space.opened.known(space.data, "train") is None else "train", open_set)
     transform: Any = transform_of(export, space)
     if kind != "features":
         transform = TrainTransform(

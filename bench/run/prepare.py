@@ -30,7 +30,7 @@ from engine.distributed import World
 from engine.extensions import extensions, warn_of
 from engine.printing import millions, say
 from engine.tasks import Workspace, settings_of
-from imagesets.sets import SPLITS, open_set, open_uncached, parse_url
+from imagesets.sets import SPLITS, MissingSplit, open_set, open_uncached, parse_url
 
 State = Literal["new", "failed before", "done"]
 
@@ -127,7 +127,8 @@ def prepare(
     space = workspace_of(options, world)
     with_names(options.checkpoint, options.name)  # raises an error for a wrong number of names before images are opened
     protocols = world.on_all_ranks(lambda: _chosen_protocols(options, world, variations))
-    data = [*known, *(_open_all(options, space) if options.data or not known else ())]
+    val_is_enough = any(not chosen.task.NEEDS_TRAIN for chosen in protocols)
+    data = [*known, *(_open_all(options, space, val_is_enough) if options.data or not known else ())]
     exports: dict[tuple[str, str], FrozenExport] = {}
     checkpoints, unavailable = world.on_rank0(lambda: _load_checkpoints(options, exports, dry_run))
     protocols, jobs, left_out = world.on_rank0(lambda: plan_jobs(options.out, space, checkpoints, data, protocols))
@@ -154,11 +155,13 @@ def _chosen_protocols(options: EvaluationOptions, world: World, variations: Vari
     ]
 
 
-def _open_all(options: EvaluationOptions, space: Workspace) -> list[DataUsed]:
+def _open_all(options: EvaluationOptions, space: Workspace, val_is_enough: bool) -> list[DataUsed]:
     """Open the image sets once for all tasks, in every process; one process of each machine lists their files first."""
     urls = named_urls(options.data, options.suite)
     draw_tiny_sets(urls.values(), space.cache, space.world)
-    data = space.world.first_on_each_machine(lambda: [open_data(name, url, space) for name, url in urls.items()])
+    data = space.world.first_on_each_machine(
+        lambda: [open_data(name, url, space, val_is_enough) for name, url in urls.items()]
+    )
     for images in data if space.world.is_rank0 else ():
         say(*(f"{images.name}: {warning}" for warning in images.warnings), errors=True)
     return data
@@ -206,7 +209,13 @@ def plan_jobs(
         lines.append(f"{len(lacking_data)} protocols are left out, as no --data is for them: {tasks}")
     refused_by_set = refused_sets(data, protocols, space)
     for name, refused in refused_by_set.items():
-        lines.append(f"{name} has several labels per image, so these are left out on it: {', '.join(refused)}")
+        lacks_train = any(images.name == name and not images.has_train for images in data)
+        problem = "no training images" if lacks_train else "several labels per image"
+        lines.append(f"{name} has {problem}, so these are left out on it: {', '.join(refused)}")
+    for images in data:
+        if not any(fits(chosen, images) for chosen in protocols):
+            readers = dict.fromkeys(c.family for c in catalogue().protocols.values() if fits(c, images))
+            lines.append(f"--data {images.name} is read by no chosen protocol, but by those of {', '.join(readers)}")
     protocols = [chosen for chosen in protocols if chosen not in lacking_data]
     pairs = [
         (chosen, *with_reads(images, chosen, space)) for chosen in protocols for images in data if fits(chosen, images)
@@ -277,13 +286,21 @@ def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -
 def refused_sets(
     data: Sequence[DataUsed], selected: Sequence[ChosenProtocol], space: Workspace
 ) -> dict[str, list[str]]:
-    """Name of each set whose images have several labels -> protocols that refuse it. ValueError if all of them do."""
+    """Name of each set that has several labels per image or no training images -> protocols that refuse it.
+
+    ValueError if all of them refuse a set of several labels.
+    """
     refused_by_set: dict[str, list[str]] = {}
     for images in data:
         candidates = [chosen for chosen in selected if fits(chosen, images)]
         image_set = space.opened.known(images.url, "val")
-        refused = [chosen.name for chosen in candidates if image_set is not None and not chosen.task.takes(image_set)]
-        if refused and len(refused) == len(candidates):
+        refused = [
+            chosen.name
+            for chosen in candidates
+            if (chosen.task.NEEDS_TRAIN and not images.has_train)
+            or (image_set is not None and not chosen.task.takes(image_set))
+        ]
+        if refused and len(refused) == len(candidates) and images.has_train:
             reason = "its images have several labels, which none of the chosen protocols can evaluate"
             raise ValueError(f"--data {images.name}={images.url}: {reason}; add logreg@dinov2 to --suite")
         refused_by_set |= {images.name: refused} if refused else {}
@@ -324,15 +341,24 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
     return urls
 
 
-def open_data(name: str, url: str, space: Workspace) -> DataUsed:
-    """Open both splits for all tasks, so that a wrong URL stops the run before it starts; generates tiny scenes."""
+def open_data(name: str, url: str, space: Workspace, val_is_enough: bool = False) -> DataUsed:
+    """Open both splits for all tasks, so that a wrong URL stops the run before it starts; generates tiny scenes.
+
+    val_is_enough: whether a set without training images is accepted, too.
+    """
     unlimited = replace(space, data=url, limit=None)
     try:
         if not layout_of(url):
             parse_url(url, scene_schemes())
         open_images = open_uncached if space.reread else open_set
         opener = partial(open_scenes, cache=space.cache) if layout_of(url) else open_images
-        sets = {split: unlimited.images(split, opener) for split in SPLITS}
+        sets = {}
+        for split in SPLITS:
+            try:
+                sets[split] = unlimited.images(split, opener)
+            except MissingSplit:
+                if split == "val" or not val_is_enough:
+                    raise
     except ValueError as error:
         raise ValueError(f"--data {name}={url}: {str(error).removeprefix(f'{url}: ')}") from error
     return DataUsed(

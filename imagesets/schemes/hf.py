@@ -18,7 +18,7 @@ from imagesets.label_tables import choose_column, classes_and_labels
 from imagesets.listing import HOLD_OUT, SPLIT_WORDS, short_list
 from imagesets.names import PackedNames
 from imagesets.schemes.parquet import IMAGE_COLUMNS, bytes_column, multi_hot, names_from_paths
-from imagesets.sets import ImageSet, Split
+from imagesets.sets import ImageSet, MissingSplit, Split
 from imagesets.stored import (
     StoredImages,
     changes_of_files,
@@ -65,7 +65,7 @@ def open_split(place: str, split: Split, image: str = "", label: str = "") -> Im
     if name is None:
         words_text = " or ".join(SPLIT_WORDS[split])
         hint = f"; rename it, {HOLD_OUT}" if split == "val" else ""
-        raise ValueError(f"{url}: it has no split {words_text}, but {', '.join(datasets_by_name)}{hint}")
+        raise MissingSplit(f"{url}: it has no split {words_text}, but {', '.join(datasets_by_name)}{hint}")
     dataset = datasets_by_name[name]
     columns = list(dataset.features)
     choices = short_list(columns, 8)

@@ -28,7 +28,7 @@ from imagesets.listing import (
     short_list,
     subfolders,
 )
-from imagesets.sets import ImageSet, Split
+from imagesets.sets import ImageSet, MissingSplit, Split
 
 SOLUTION = "LOC_val_solution.csv"
 DEVKIT = "ILSVRC2012_devkit_t12/data"
@@ -62,7 +62,7 @@ def open_split(place: str, split: Split) -> ImageSet:
     bases = [os.path.join(place, base) for base in BASES]
     base = next((base for base in bases if os.path.isdir(os.path.join(base, split))), None)
     if base is None:
-        raise ValueError(f"{url}: {missing_split(place, (split,))}")
+        raise MissingSplit(f"{url}: {missing_split(place, (split,))}")
     root = os.path.join(base, split)
     train, val = wnids(url, os.path.join(base, "train")), wnids(url, os.path.join(base, "val"))
     if split == "val" and not val:

@@ -65,6 +65,7 @@ FORMULAS = {
 class Health(PooledTask):
     """Settings of a health evaluation."""
 
+    NEEDS_TRAIN: ClassVar[bool] = False
     COST: ClassVar[float] = 0.1  # after a task that extracts the same features
 
     layers: Literal["last", "all"] = "last"  # all: also of each earlier block, as NAME_blockN, N from 1
