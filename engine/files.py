@@ -24,7 +24,6 @@ from engine.printing import say
 
 # Errors of flock and lockf on file systems without locks, such as some mounts of Lustre, NFS and FUSE.
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # the disk is full, or a quota or limit is reached
 
 MAX_TEXT = 1 << 28  # bytes of a list or table; ImageNet's 1.28 million training images need 50 MB
 MAX_JSON = 1 << 31  # bytes of a JSON file; COCO's annotations of train2017 have 470 MB, Objects365's 1.5 GB
@@ -230,7 +229,7 @@ def open_regular(path: Path | str) -> BufferedReader:
         raise
 
 
-def read_regular(path: Path | str, most: int) -> bytes:
+def read_regular(path: Path | str, most: int = MAX_JSON) -> bytes:
     """The bytes of a regular file. ValueError for any other kind of file, and for more than `most` bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -294,40 +293,28 @@ def irregular_files(folder: Path | str, regular: tuple[str, ...] = ()) -> list[s
 
     regular: endings of names, in lower case, of files that are not looked at.
     """
-    names = [
-        os.path.join(parent, name)
-        for parent, _, files in os.walk(folder)
-        for name in files
-        if not (regular and name.lower().endswith(regular))
-    ]
-    return sorted(name for name in names if os.path.exists(name) and not os.path.isfile(name))
+    files = ((parent, name) for parent, _, names in os.walk(folder) for name in names)
+    paths = [os.path.join(*file) for file in files if not file[1].lower().endswith(regular)]
+    return sorted(path for path in paths if os.path.exists(path) and not os.path.isfile(path))
 
 
 def reserve(sizes: Mapping[Path, int]) -> None:
     """Make files of one folder as long as `sizes` says (bytes), on disk space of their own, with zeros for what is new.
 
     A write into a sparse file that is mapped to memory would end the process with SIGBUS on a full disk. ValueError if
-    the disk has no room for all files; those that did not exist are removed then.
+    the disk has no room for all files.
     """
-    folder, new = next(iter(sizes)).parent, [path for path in sizes if not path.exists()]
-    needed = sum(size - (0 if path in new else path.stat().st_blocks * 512) for path, size in sizes.items())
-    free = shutil.disk_usage(folder).free
-    try:
-        if needed > free:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        for path, size in sizes.items():
-            with open(path, "ab") as file:
-                if os.fstat(file.fileno()).st_blocks * 512 < size:
-                    os.posix_fallocate(file.fileno(), 0, size)
-    except OSError as error:
-        for path in new:
-            path.unlink(missing_ok=True)
-        if error.errno not in NO_ROOM:
-            raise
+    folder = next(iter(sizes)).parent
+    needed = sum(size - (path.stat().st_blocks * 512 if path.exists() else 0) for path, size in sizes.items())
+    if needed > (free := shutil.disk_usage(folder).free):
         raise ValueError(
-            f"{', '.join(path.name for path in sizes)} need {needed / 2**20:,.1f} MiB in {folder}, where "
-            f"{free / 2**20:,.1f} MiB are free ({error.strerror}); make room, or give --out a folder on a larger disk"
-        ) from error
+            f"features need {needed / 2**20:,.1f} MiB in {folder}, where {free / 2**20:,.1f} MiB are free; make room, "
+            "or give --out a folder on a larger disk"
+        )
+    for path, size in sizes.items():
+        with open(path, "ab") as file:
+            if os.fstat(file.fileno()).st_blocks * 512 < size:
+                os.posix_fallocate(file.fileno(), 0, size)
 
 
 def sha256_of_file(path: Path | str) -> str:

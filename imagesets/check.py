@@ -31,9 +31,7 @@ from imagesets.sets import (
     content_digest,
     open_set,
     open_uncached,
-    parse_url,
     splits_of,
-    url_options,
 )
 from imagesets.stored import StoredImages
 from imagesets.subsets import class_counts
@@ -42,7 +40,7 @@ from imagesets.walk import EXTENSIONS, note_on_hidden, visible_and_hidden
 MAX_LISTED = 20  # unreadable images of a split that the report names
 BATCH = 256  # images between two calls of `advance`
 # Classes, images of train and val, and images of val that are also in train, counted in copies of the official files.
-PUBLISHED = {"CIFAR-100": (100, 50_000, 10_000, 10), "Tiny-ImageNet": (200, 100_000, 10_000, 7)}
+PUBLISHED = {(100, 50_000, 10_000, 10): "CIFAR-100", (200, 100_000, 10_000, 7): "Tiny-ImageNet"}
 REMOVE_ONE = "remove one of each pair, since scores on them say nothing"
 DARK_GREY = 64  # of 255; 16-bit images that are all darker hold at most 14 bits
 
@@ -129,12 +127,16 @@ def check_image_set(
     notes = []
     if pairs := _in_both_splits(splits):
         text = in_both_text(pairs)
-        if official := _official_name(url, splits, len(pairs)):
-            notes.append(f"{text}: so it is in {official}, whose published numbers include them: keep them")
+        counts = (len(splits[0].image_set.classes), *(len(split.image_set) for split in splits), len(pairs))
+        is_official = url.startswith("torchvision:") and "?" not in url
+        if is_official or counts in PUBLISHED:
+            name = PUBLISHED.get(counts, "this set")
+            notes.append(f"{text}: so it is in {name} as published, and numbers in papers include them: keep them")
         else:
             problems.append(f"{text}: {REMOVE_ONE}")
-    problems = [*dict.fromkeys(problems)]
-    return Report(url=url, splits=splits, in_both_splits=pairs, problems=tuple(problems), notes=tuple(notes))
+    return Report(
+        url=url, splits=splits, in_both_splits=pairs, problems=tuple(dict.fromkeys(problems)), notes=tuple(notes)
+    )
 
 
 def read_split(image_set: ImageSet, count: int, workers: int | None, advance: Callable[[int], None]) -> SplitReport:
@@ -249,15 +251,6 @@ def in_both_text(pairs: Sequence[tuple[object, object]]) -> str:
     """How many images of val are also in train, with an example. pairs: paths in train and val."""
     train, val = pairs[0]
     return f"{len(pairs)} image{'s' * (len(pairs) > 1)} of val also in train, such as {val} and {train}"
-
-
-def _official_name(url: str, splits: Sequence[SplitReport], pairs: int) -> str:
-    """The set whose own files have `pairs` images in both splits; "" if the files at `url` are not known to be it."""
-    scheme, place = parse_url(url)
-    if scheme == "torchvision" and not url_options(url):
-        return f"the official files of {place.partition(':')[0]}"
-    counts = (len(splits[0].image_set.classes), *(len(split.image_set) for split in splits))
-    return next((name for name, known in PUBLISHED.items() if known == (*counts, pairs)), "")
 
 
 def render(report: Report) -> str:

@@ -19,12 +19,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from PIL import Image
 
-from engine.files import digest, irregular_files, open_regular
+from engine.files import digest, open_regular
 from imagesets.decoding import UnreadableImage, decode_rgb
 from imagesets.listing import HOLD_OUT, SPLIT_WORDS, short_list
 from imagesets.names import PackedNames
 from imagesets.sets import HEAD_BYTES, FileImages, ImageSet, MissingSplit, ReportedMetric, Split, contents_digest
-from imagesets.walk import EXTENSIONS, MAX_INT64, is_hidden, user_cache, write_cached_arrays
+from imagesets.walk import MAX_INT64, is_hidden, user_cache, write_cached_arrays
 
 READ_BLOCK = 8 << 20  # bytes of one read when reading ahead
 
@@ -249,12 +249,6 @@ def split_files(url: str, place: str, split: Split, suffix: str) -> list[str]:
         f"name those of the split {split} so, {SPLIT_WORDS[split][0]}-0000{suffix}"
         + (f", {HOLD_OUT}" if split == "val" else "")
     )
-
-
-def refuse_irregular_files(url: str, folder: str) -> None:
-    """ValueError for a pipe, device or socket below a folder that a library is going to read, which could block it."""
-    if irregular := irregular_files(folder, EXTENSIONS):  # images are read by this project
-        raise ValueError(f"{url}: {irregular[0]} is a pipe, device or socket, not a regular file; remove it")
 
 
 def cached_index(

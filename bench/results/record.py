@@ -208,11 +208,6 @@ class DataUsed:
     images: Mapping[str, int] = field(default_factory=dict)  # split -> number of images, before `limit`
     warnings: tuple[str, ...] = ()  # warnings about the images, a line each
 
-    @property
-    def has_train(self) -> bool:
-        """False if the set is known to have validation images alone."""
-        return self.images.keys() != {"val"}
-
     def differ_from(self, other: "DataUsed") -> list[str]:
         """What was changed between `other` and this: splits whose fingerprints agree, but whose files were overwritten,
         and whatever else both read."""

@@ -30,7 +30,7 @@ from engine.distributed import World
 from engine.extensions import extensions, warn_of
 from engine.printing import millions, say
 from engine.tasks import Workspace, settings_of
-from imagesets.sets import SPLITS, MissingSplit, open_set, open_uncached, parse_url
+from imagesets.sets import MissingSplit, open_set, open_uncached, parse_url
 
 State = Literal["new", "failed before", "done"]
 
@@ -127,8 +127,7 @@ def prepare(
     space = workspace_of(options, world)
     with_names(options.checkpoint, options.name)  # raises an error for a wrong number of names before images are opened
     protocols = world.on_all_ranks(lambda: _chosen_protocols(options, world, variations))
-    val_is_enough = any(not chosen.task.NEEDS_TRAIN for chosen in protocols)
-    data = [*known, *(_open_all(options, space, val_is_enough) if options.data or not known else ())]
+    data = [*known, *(_open_all(options, space) if options.data or not known else ())]
     exports: dict[tuple[str, str], FrozenExport] = {}
     checkpoints, unavailable = world.on_rank0(lambda: _load_checkpoints(options, exports, dry_run))
     protocols, jobs, left_out = world.on_rank0(lambda: plan_jobs(options.out, space, checkpoints, data, protocols))
@@ -155,13 +154,11 @@ def _chosen_protocols(options: EvaluationOptions, world: World, variations: Vari
     ]
 
 
-def _open_all(options: EvaluationOptions, space: Workspace, val_is_enough: bool) -> list[DataUsed]:
+def _open_all(options: EvaluationOptions, space: Workspace) -> list[DataUsed]:
     """Open the image sets once for all tasks, in every process; one process of each machine lists their files first."""
     urls = named_urls(options.data, options.suite)
     draw_tiny_sets(urls.values(), space.cache, space.world)
-    data = space.world.first_on_each_machine(
-        lambda: [open_data(name, url, space, val_is_enough) for name, url in urls.items()]
-    )
+    data = space.world.first_on_each_machine(lambda: [open_data(name, url, space) for name, url in urls.items()])
     for images in data if space.world.is_rank0 else ():
         say(*(f"{images.name}: {warning}" for warning in images.warnings), errors=True)
     return data
@@ -209,7 +206,7 @@ def plan_jobs(
         lines.append(f"{len(lacking_data)} protocols are left out, as no --data is for them: {tasks}")
     refused_by_set = refused_sets(data, protocols, space)
     for name, refused in refused_by_set.items():
-        lacks_train = any(images.name == name and not images.has_train for images in data)
+        lacks_train = any(images.name == name and [*images.images] == ["val"] for images in data)
         problem = "no training images" if lacks_train else "several labels per image"
         lines.append(f"{name} has {problem}, so these are left out on it: {', '.join(refused)}")
     for images in data:
@@ -286,23 +283,19 @@ def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -
 def refused_sets(
     data: Sequence[DataUsed], selected: Sequence[ChosenProtocol], space: Workspace
 ) -> dict[str, list[str]]:
-    """Name of each set that has several labels per image or no training images -> protocols that refuse it.
-
-    ValueError if all of them refuse a set of several labels.
-    """
+    """Name of each set with several labels per image, or without training images -> protocols that refuse it.
+    ValueError if all of them do."""
     refused_by_set: dict[str, list[str]] = {}
     for images in data:
         candidates = [chosen for chosen in selected if fits(chosen, images)]
         image_set = space.opened.known(images.url, "val")
-        refused = [
-            chosen.name
-            for chosen in candidates
-            if (chosen.task.NEEDS_TRAIN and not images.has_train)
-            or (image_set is not None and not chosen.task.takes(image_set))
-        ]
-        if refused and len(refused) == len(candidates) and images.has_train:
-            reason = "its images have several labels, which none of the chosen protocols can evaluate"
-            raise ValueError(f"--data {images.name}={images.url}: {reason}; add logreg@dinov2 to --suite")
+        refused = [chosen.name for chosen in candidates if image_set is not None and not chosen.task.takes(image_set)]
+        reason = "its images have several labels, which none of the chosen protocols can evaluate; add logreg@dinov2"
+        if [*images.images] == ["val"]:
+            refused = [chosen.name for chosen in candidates if chosen.task.NEEDS_TRAIN]
+            reason = f"{', '.join(images.warnings[:1])}, or add health@val, which needs none,"
+        if refused and len(refused) == len(candidates):
+            raise ValueError(f"--data {images.name}={images.url}: {reason} to --suite")
         refused_by_set |= {images.name: refused} if refused else {}
     return refused_by_set
 
@@ -341,10 +334,10 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
     return urls
 
 
-def open_data(name: str, url: str, space: Workspace, val_is_enough: bool = False) -> DataUsed:
+def open_data(name: str, url: str, space: Workspace) -> DataUsed:
     """Open both splits for all tasks, so that a wrong URL stops the run before it starts; generates tiny scenes.
 
-    val_is_enough: whether a set without training images is accepted, too.
+    A set may lack training images; the first warning says so.
     """
     unlimited = replace(space, data=url, limit=None)
     try:
@@ -352,13 +345,11 @@ def open_data(name: str, url: str, space: Workspace, val_is_enough: bool = False
             parse_url(url, scene_schemes())
         open_images = open_uncached if space.reread else open_set
         opener = partial(open_scenes, cache=space.cache) if layout_of(url) else open_images
-        sets = {}
-        for split in SPLITS:
-            try:
-                sets[split] = unlimited.images(split, opener)
-            except MissingSplit:
-                if split == "val" or not val_is_enough:
-                    raise
+        sets, warnings = {"val": unlimited.images("val", opener)}, []
+        try:
+            sets = {"train": unlimited.images("train", opener), **sets}
+        except MissingSplit as error:
+            warnings.append(str(error).removeprefix(f"{url}: "))
     except ValueError as error:
         raise ValueError(f"--data {name}={url}: {str(error).removeprefix(f'{url}: ')}") from error
     return DataUsed(
@@ -367,7 +358,7 @@ def open_data(name: str, url: str, space: Workspace, val_is_enough: bool = False
         fingerprints={split: images.fingerprint for split, images in sets.items()},
         contents={split: images.contents for split, images in sets.items() if images.contents},
         images={split: len(images) for split, images in sets.items()},
-        warnings=tuple(filter(None, (getattr(images, "pages_note", "") for images in sets.values()))),
+        warnings=(*warnings, *filter(None, (getattr(images, "pages_note", "") for images in sets.values()))),
     )
 
 

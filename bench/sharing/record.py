@@ -44,8 +44,6 @@ from bench.statistics.paired import MOST_IMAGES
 from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import CARD, COST, is_export
 from engine.files import (
-    MAX_JSON,
-    MAX_TEXT,
     folder_atomic,
     irregular_files,
     open_regular,
@@ -431,7 +429,7 @@ def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
         if not (folder / name).is_file():
             yield f"{name}: missing"
             continue
-        content = read_regular(folder / name, MAX_JSON).decode("utf-8", "replace")
+        content = read_regular(folder / name).decode("utf-8", "replace")
         if content == text:
             continue
         if is_same_version:
@@ -521,10 +519,10 @@ def _export_of(out: Path, used: CheckpointUsed) -> Path | None:
 def _public_content(path: Path) -> bytes:
     """A file's content without the folders of this machine; arrays are unchanged."""
     if path.suffix == ".npz":
-        return read_regular(path, MAX_JSON)
+        return read_regular(path)
     if path.suffix == ".json":
         return _json(without_folders(read_json(path)))
-    return without_folders(read_regular(path, MAX_TEXT).decode("utf-8", "replace")).encode()
+    return without_folders(read_regular(path).decode("utf-8", "replace")).encode()
 
 
 def _read(path: Path, out: Path) -> Any:
@@ -549,7 +547,7 @@ def _checksum_differences(folder: Path) -> Iterator[str]:
     if not (folder / SUMS).is_file():
         yield f"{SUMS}: missing"
         return
-    lines = read_regular(folder / SUMS, MAX_TEXT).decode("utf-8", "replace").splitlines()
+    lines = read_regular(folder / SUMS).decode("utf-8", "replace").splitlines()
     sums = {name: total for total, _, name in (line.partition("  ") for line in lines)}
     present = _files(folder) - {SUMS, SIGNATURE}
     for name in sorted(sums.keys() | present):
@@ -569,7 +567,7 @@ def _differences_from(folder: Path, out: Path, publication: Publication) -> Iter
             continue
         if name not in copied:
             yield f"{name}: not in the record, but in {out}"
-        elif read_regular(folder / name, MAX_JSON) != content:
+        elif read_regular(folder / name) != content:
             yield f"{name}: differs from that in {out}"
         copied.discard(name)
     yield from (f"{name}: no longer in {out}" for name in sorted(copied))

@@ -10,8 +10,6 @@ of 16 pixels, Hummingbird's 10^7 patches of VOC 43 GB. Memory does not grow with
 N images, n usable, B in a batch, L patches of an image, M patches of a file, D width, P pixels of a patch, K classes.
 """
 
-import io
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -184,21 +182,11 @@ def batch_size(requested: int | None, device: str) -> int:
 def _allocate(folder: Path, shapes: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
     """Create the files that are missing, filled with zeros. ValueError if the disk has no room for all of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    sizes, headers = {}, {}
     for file, (shape, dtype) in shapes.items():
-        path, header = folder / f"{file}.npy", io.BytesIO()
-        fields = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(header, fields)
-        if not path.is_file():
-            path = folder / f".{file}.npy"
-            path.unlink(missing_ok=True)
-            headers[path] = header.getvalue()
-        sizes[path] = header.tell() + math.prod(shape) * np.dtype(dtype).itemsize
-    reserve(sizes)
-    for path, content in headers.items():
-        with open(path, "r+b") as stream:
-            stream.write(content)
-        path.rename(folder / path.name[1:])
+        if not (folder / f"{file}.npy").is_file():
+            np.lib.format.open_memmap(folder / f".{file}.npy", mode="w+", dtype=dtype, shape=shape).flush()
+            (folder / f".{file}.npy").rename(folder / f"{file}.npy")
+    reserve({path: path.stat().st_size for path in [folder / f"{file}.npy" for file in shapes]})
 
 
 def patchify_labels(labels: np.ndarray, patch: int) -> np.ndarray:

@@ -7,9 +7,12 @@ imagefolder, labels.csv, train.csv and similar ones.
 
 import os
 from dataclasses import replace
+from itertools import product
+
+import numpy as np
 
 from imagesets.label_tables import find_tables, labelled_files
-from imagesets.listing import open_tree, require_folder, short_list, subfolders
+from imagesets.listing import open_tree, require_folder, short_list
 from imagesets.sets import FileImages, ImageSet, Split
 
 PLACE = "PATH"
@@ -30,19 +33,13 @@ def open_split(
     if tables := find_tables(url, place, labels):
         return labelled_files(url, place, split, tables, image, label, separator)
     image_set = open_tree(url, place, split)
-    if domains := note_on_domains(image_set):
-        return replace(image_set, notes=(*image_set.notes, domains))
-    return image_set
-
-
-def note_on_domains(image_set: ImageSet) -> str:
-    """A note if all class folders hold the same two or more folders, as domains hold classes in PACS; "" if not."""
     assert isinstance(image_set.images, FileImages)
-    folders = subfolders(os.path.join(image_set.images.root, image_set.classes[0]))
-    paths = (os.path.join(image_set.images.root, name) for name in image_set.classes[1:])
-    if len(folders) < 2 or len(image_set.classes) < 2 or any(subfolders(path) != folders for path in paths):
-        return ""
-    return (
-        f"each of the classes {short_list(image_set.classes)} holds the same folders, {short_list(folders)}, which are "
-        f"not read as classes; if they are, give one domain: folder:{image_set.images.root}/{image_set.classes[0]}"
+    names, first = image_set.images.names, image_set.classes[0]
+    inner = {name.split("/")[1] for name in names.take(np.flatnonzero(image_set.labels == 0)) if name.count("/") > 1}
+    if len(inner) < 2 or {tuple(name.split("/")[:2]) for name in names} != set(product(image_set.classes, inner)):
+        return image_set
+    note = (
+        f"each class, such as {first!r}, holds the folders {short_list(sorted(inner))}, which are not read as classes; "
+        f"if they are and it is a domain, give one domain: folder:{os.path.join(image_set.images.root, first)}"
     )
+    return replace(image_set, notes=(*image_set.notes, note))

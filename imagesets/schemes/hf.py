@@ -15,18 +15,11 @@ import numpy as np
 from engine.optional import require
 from imagesets.decoding import read_bytes
 from imagesets.label_tables import choose_column, classes_and_labels
-from imagesets.listing import HOLD_OUT, SPLIT_WORDS, short_list
+from imagesets.listing import HOLD_OUT, SPLIT_WORDS, refuse_irregular_files, short_list
 from imagesets.names import PackedNames
 from imagesets.schemes.parquet import IMAGE_COLUMNS, bytes_column, multi_hot, names_from_paths
 from imagesets.sets import ImageSet, MissingSplit, Split
-from imagesets.stored import (
-    StoredImages,
-    changes_of_files,
-    integer_labels,
-    numbered_classes,
-    refuse_irregular_files,
-    stored_set,
-)
+from imagesets.stored import StoredImages, changes_of_files, integer_labels, numbered_classes, stored_set
 
 PLACE = "PATH_OR_NAME"
 SPLITS = ("train", "val")

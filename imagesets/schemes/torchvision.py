@@ -23,12 +23,12 @@ import numpy as np
 
 from engine.files import read_json, read_text
 from engine.printing import did_you_mean
-from imagesets.listing import images_below, require_folder
+from imagesets.listing import images_below, refuse_irregular_files, require_folder
 from imagesets.names import PackedNames
 from imagesets.schemes.imagenet import check_mats
 from imagesets.selection import stratified_sample
 from imagesets.sets import FileImages, ImageSet, ReportedMetric, Split
-from imagesets.stored import StoredImages, refuse_irregular_files, stored_set
+from imagesets.stored import StoredImages, stored_set
 
 VOC_LABELS = {"1": 1, "-1": 0, "0": -1}  # in VOC's lists -> in ImageSet.labels
 SPLIT_SEED = 0  # of the random splits of sets that have no official one; they never change

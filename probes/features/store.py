@@ -29,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.files import MAX_JSON, locked, open_regular, read_json, read_json_lines, read_regular, reserve, write_atomic
+from engine.files import locked, open_regular, read_json, read_json_lines, read_regular, reserve, write_atomic
 
 COMMIT_EVERY = 1.0  # seconds of work that a kill may lose; syncing the disk takes milliseconds
 ITEM = np.dtype(np.float32).itemsize
@@ -74,7 +74,7 @@ class Store:
         bytes of a few images, which are still the same.
         """
         path = self.folder / "changed.npy"
-        recorded = np.load(io.BytesIO(read_regular(path, MAX_JSON)), allow_pickle=False) if path.exists() else changed
+        recorded = np.load(io.BytesIO(read_regular(path)), allow_pickle=False) if path.exists() else changed
         if path.exists() and np.array_equal(recorded, changed):
             return
         is_copy = (recorded[:, 1] != changed[:, 1]).all()

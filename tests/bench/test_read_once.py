@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from small_exports import make_foreign
@@ -10,6 +9,7 @@ from small_exports import make_foreign
 from bench.leaderboards.files import write_leaderboard
 from bench.run.prepare import open_data
 from downstream.data.scenes import open_both
+from engine import files
 from engine.tasks import Workspace
 
 PROBES = ("--suite", "knn@dino,lowshot@bench", "--data", "tiny=tiny:")
@@ -90,7 +90,7 @@ def test_a_checkpoint_is_imported_and_fingerprinted_once(bench, counted, tmp_pat
 
 
 def reads_of_results(counted) -> Counter:
-    return counted(Path, "read_bytes", lambda path: path.name if "results" in path.parts else "")
+    return counted(files, "read_regular", lambda path, *_: path.name if "results" in path.parts else "")
 
 
 @pytest.mark.usefixtures("toys")

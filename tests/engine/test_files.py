@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -219,17 +220,9 @@ def test_reserved_files_have_space_of_their_own_and_keep_what_they_hold(tmp_path
     assert old.read_bytes()[:4] == b"abc\0" and not any(new.read_bytes())
 
 
-@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_full_disk_is_one_error_and_leaves_no_new_file(
-    reason: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    old.write_bytes(b"abc")
-
-    def fail(*_: int) -> None:
-        raise OSError(reason, os.strerror(reason))
-
-    monkeypatch.setattr(os, "posix_fallocate", fail)
-    with pytest.raises(ValueError, match=f"5.0 MiB in {tmp_path}.*{os.strerror(reason)}"):
-        reserve({old: 1 << 20, new: 4 << 20})
-    assert not new.exists() and old.read_bytes() == b"abc"
+def test_a_full_disk_is_one_error_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(ValueError, match=f"5.0 MiB in {tmp_path}, where 1.0 MiB are free"):
+        reserve({tmp_path / "one": 1 << 20, tmp_path / "two": 4 << 20})
+    assert names_in(tmp_path) == []

@@ -144,3 +144,23 @@ def test_a_folder_that_may_not_be_listed_is_named(pets, monkeypatch):
 
     monkeypatch.setattr(os, "open", guarded)  # the tests may run as root, whom permissions do not stop
     assert f"{pets}/train/Bee (Permission denied)" in folder_refusal(pets)
+
+
+@pytest.mark.parametrize(
+    ("names", "noted"),
+    [
+        ("art/cat/1 art/dog/1 photo/cat/1 photo/dog/1", True),
+        ("train/art/cat/1 train/art/dog/1 train/photo/cat/1 train/photo/dog/1", True),
+        ("art/cat/1 art/dog/1 photo/cat/1", False),  # classes that are divided further
+        ("art/cat/1 art/dog/1 photo/cat/1 photo/dog/1 photo/2", False),
+        ("art/images/1 photo/images/1", False),  # as in Tiny-ImageNet
+        ("cat/1 dog/1", False),
+    ],
+)
+def test_a_root_of_domains_is_noted(names, noted, tree, tmp_path):
+    """PACS and similar sets: the domains would be read as classes."""
+    tree(tmp_path / "set", *(f"{name}.jpg" for name in names.split()))
+    notes = [note for note in open_set(f"folder:{tmp_path}/set", "train").notes if "give one domain" in note]
+    assert len(notes) == noted and all("'art'" in note and "'cat', 'dog'" in note for note in notes)
+    if noted:
+        assert open_set(notes[0].rpartition(" ")[2], "train").classes == ("cat", "dog")
