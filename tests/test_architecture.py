@@ -90,11 +90,45 @@ def test_source_is_ascii():
 # `read_json` and `read_json_lines` of engine/files.py refuse pipes and devices, limit sizes, and name the file.
 FUNCTIONS = {f"{module}.load" for module in ("json", "np", "pickle", "torch")} | {"load_file", "safe_open"}
 METHODS = ("read_text", "read_bytes", "loadtxt", "genfromtxt", "memmap", "FileIO")
-OPENED = "open_regular opened it or looked at it before"
-OWN_SOURCE, SYSTEM = "a file of an installed package", "a file of the kernel"
-OWN_CACHE = "a file that this project wrote for itself a moment before or looked at with is_file"
-BOUNDED = "text of a few kilobytes, and RecursionError is caught"
+OPENED = "open_regular opened the file, or looked at it before"
+PACKAGE, KERNEL = "a file of an installed package", "a file of the kernel"
+OWN = "a file that this process or an earlier command wrote for itself, after is_file or under its lock"
+BOUNDED = "a few kilobytes inside another file; RecursionError is caught"
 READS = {  # FILE FUNCTION CALL -> why it may read without them
+    "bench/about.py _docstring extension.path.read_text": PACKAGE,
+    "bench/cli/names.py refuse_unknown path.read_text": PACKAGE,
+    "bench/leaderboards/files.py to_html read_text": PACKAGE,
+    "bench/leaderboards/tables.py _repr_markdown_ read_text": OWN,
+    "bench/published/values.py published_values open": PACKAGE,
+    "bench/reporting/page.py rendered read_text": PACKAGE,
+    "bench/reporting/saved_pictures.py record_in msgspec.json.decode": BOUNDED,
+    "bench/results/record.py read_arrays np.load": OPENED,
+    "bench/run/calibration.py free_memory read_text": KERNEL,
+    "bench/sharing/card.py _template read_text": PACKAGE,
+    "bench/sharing/record.py _ssh open": "os.devnull",
+    "bench/sharing/record.py bibtex_entries TABLE.read_text": PACKAGE,
+    "checkpoints/frozen.py own_network file.read_bytes": PACKAGE,
+    "checkpoints/reading.py _read_safetensors safe_open": OPENED,
+    "checkpoints/reading.py _read_torch torch.load": OPENED,
+    "checkpoints/reading.py tensor_in torch.load": "bytes in memory",
+    "checkpoints/resolve.py of_module json.loads": "text that transformers just made",
+    "downstream/frozen/patches.py extract_patches np.load": OWN,
+    "engine/blas_kernel.py processor_flags file.read_text": KERNEL,
+    "engine/distributed.py signal_of open": KERNEL,
+    "engine/extensions.py _docstring path.read_text": PACKAGE,
+    "engine/files.py _decoded json.loads": "the reader itself",
+    "engine/files.py _decoded msgspec.json.decode": "the reader itself",
+    "engine/machine.py cpu_model read_text": KERNEL,
+    "engine/machine.py memory_bytes read_text": KERNEL,
+    "engine/training/states.py load_state json.loads": OPENED,
+    "engine/training/states.py load_state safe_open": OPENED,
+    "engine/training/states.py write_state open": OWN,
+    "imagesets/schemes/parquet.py class_names json.loads": BOUNDED,
+    "imagesets/schemes/wds.py _parse_label json.loads": BOUNDED,
+    "imagesets/schemes/wds.py _read_shard tarfile.open": OPENED,
+    "imagesets/stored.py cached_index np.load": OPENED,
+    "probes/features/store.py forget_changed np.load": OPENED,
+    "probes/features/store.py rows np.memmap": OWN,
 }
 
 

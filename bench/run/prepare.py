@@ -127,7 +127,8 @@ def prepare(
     space = workspace_of(options, world)
     with_names(options.checkpoint, options.name)  # raises an error for a wrong number of names before images are opened
     protocols = world.on_all_ranks(lambda: _chosen_protocols(options, world, variations))
-    data = [*known, *(_open_all(options, space) if options.data or not known else ())]
+    val_alone = any(not chosen.task.NEEDS_TRAIN for chosen in protocols)
+    data = [*known, *(_open_all(options, space, val_alone) if options.data or not known else ())]
     exports: dict[tuple[str, str], FrozenExport] = {}
     checkpoints, unavailable = world.on_rank0(lambda: _load_checkpoints(options, exports, dry_run))
     protocols, jobs, left_out = world.on_rank0(lambda: plan_jobs(options.out, space, checkpoints, data, protocols))
@@ -154,11 +155,12 @@ def _chosen_protocols(options: EvaluationOptions, world: World, variations: Vari
     ]
 
 
-def _open_all(options: EvaluationOptions, space: Workspace) -> list[DataUsed]:
+def _open_all(options: EvaluationOptions, space: Workspace, val_alone: bool) -> list[DataUsed]:
     """Open the image sets once for all tasks, in every process; one process of each machine lists their files first."""
     urls = named_urls(options.data, options.suite)
     draw_tiny_sets(urls.values(), space.cache, space.world)
-    data = space.world.first_on_each_machine(lambda: [open_data(name, url, space) for name, url in urls.items()])
+    open_each = partial(open_data, space=space, val_alone=val_alone)
+    data = space.world.first_on_each_machine(lambda: [open_each(name, url) for name, url in urls.items()])
     for images in data if space.world.is_rank0 else ():
         say(*(f"{images.name}: {warning}" for warning in images.warnings), errors=True)
     return data
@@ -283,19 +285,18 @@ def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -
 def refused_sets(
     data: Sequence[DataUsed], selected: Sequence[ChosenProtocol], space: Workspace
 ) -> dict[str, list[str]]:
-    """Name of each set with several labels per image, or without training images -> protocols that refuse it.
+    """Name of each set of several labels per image, or of validation images alone -> protocols that refuse it.
     ValueError if all of them do."""
     refused_by_set: dict[str, list[str]] = {}
     for images in data:
         candidates = [chosen for chosen in selected if fits(chosen, images)]
         image_set = space.opened.known(images.url, "val")
         refused = [chosen.name for chosen in candidates if image_set is not None and not chosen.task.takes(image_set)]
-        reason = "its images have several labels, which none of the chosen protocols can evaluate; add logreg@dinov2"
         if [*images.images] == ["val"]:
             refused = [chosen.name for chosen in candidates if chosen.task.NEEDS_TRAIN]
-            reason = f"{', '.join(images.warnings[:1])}, or add health@val, which needs none,"
         if refused and len(refused) == len(candidates):
-            raise ValueError(f"--data {images.name}={images.url}: {reason} to --suite")
+            reason = "its images have several labels, which none of the chosen protocols can evaluate"
+            raise ValueError(f"--data {images.name}={images.url}: {reason}; add logreg@dinov2 to --suite")
         refused_by_set |= {images.name: refused} if refused else {}
     return refused_by_set
 
@@ -334,10 +335,10 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
     return urls
 
 
-def open_data(name: str, url: str, space: Workspace) -> DataUsed:
+def open_data(name: str, url: str, space: Workspace, val_alone: bool = False) -> DataUsed:
     """Open both splits for all tasks, so that a wrong URL stops the run before it starts; generates tiny scenes.
 
-    A set may lack training images; the first warning says so.
+    val_alone: whether a set may lack training images.
     """
     unlimited = replace(space, data=url, limit=None)
     try:
@@ -345,11 +346,12 @@ def open_data(name: str, url: str, space: Workspace) -> DataUsed:
             parse_url(url, scene_schemes())
         open_images = open_uncached if space.reread else open_set
         opener = partial(open_scenes, cache=space.cache) if layout_of(url) else open_images
-        sets, warnings = {"val": unlimited.images("val", opener)}, []
+        sets = {"val": unlimited.images("val", opener)}
         try:
             sets = {"train": unlimited.images("train", opener), **sets}
-        except MissingSplit as error:
-            warnings.append(str(error).removeprefix(f"{url}: "))
+        except MissingSplit:
+            if not val_alone:
+                raise
     except ValueError as error:
         raise ValueError(f"--data {name}={url}: {str(error).removeprefix(f'{url}: ')}") from error
     return DataUsed(
@@ -358,7 +360,7 @@ def open_data(name: str, url: str, space: Workspace) -> DataUsed:
         fingerprints={split: images.fingerprint for split, images in sets.items()},
         contents={split: images.contents for split, images in sets.items() if images.contents},
         images={split: len(images) for split, images in sets.items()},
-        warnings=(*warnings, *filter(None, (getattr(images, "pages_note", "") for images in sets.values()))),
+        warnings=tuple(filter(None, (getattr(images, "pages_note", "") for images in sets.values()))),
     )
 
 

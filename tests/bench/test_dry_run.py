@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+
+from bench.results.record import read_result
 
 DATA = ("--data", "tiny=tiny:")
 
@@ -59,3 +63,34 @@ def test_jobs_that_would_fail_are_named_first_and_the_others_run(bench, output_o
     assert "1 done" in output_of("run", "--checkpoint", exports[0], *words)  # the batch size was the only problem
     words = ("--suite", "finetune@mae", *DATA, "--out", out)
     refused("run", "--checkpoint", exports[0], *words, named="finetune@mae on tiny: | --set finetune.batch=64")
+
+
+@pytest.mark.parametrize(("scheme", "classes"), [("folder", ("ant", "bee")), ("imagenet", ("n01440764", "n01443537"))])
+def test_validation_images_alone_serve_protocols_without_training(
+    scheme, classes, bench, output_of, refused, exports, out, tmp_path
+):
+    random = np.random.default_rng(0)
+    for number in range(12):
+        path = tmp_path / "set" / "val" / classes[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
+    url = f"{scheme}:{tmp_path}/set"
+    words = ("--checkpoint", exports[0], "--data", f"mine={url}", "--out", out, "--suite")
+    assert "2 of 2 jobs" in output_of("plan", *words, "health,knn@dino")
+    output = output_of("run", *words, "health,knn@dino")
+    assert "mine has no training images, so these are left out on it: knn@dino" in output and "2 done" in output
+    result = read_result(next(out.rglob("health@val*.json")))
+    assert result.data.images == {"val": 12} and "rankme" in result.metrics
+    refused("run", *words, "knn@dino,lowshot@bench", named=f"--data mine={url}: no train folder")
+
+
+def test_images_that_no_chosen_protocol_reads_are_named(output_of, exports, out):
+    words = ("--data", "mine=tiny:", "scenes=tiny-ade20k:", "--out", out, "--dry-run")
+    probes = output_of("run", "--checkpoint", exports[0], "--suite", "knn@dino", *words)
+    (line,) = [line for line in probes.splitlines() if line.startswith("--data")]
+    assert line.startswith("--data scenes ") and "upernet" in line and "lowshot" not in line
+    dense = output_of("run", "--checkpoint", exports[0], "--suite", "dense_knn@smoke", *words)
+    (line,) = [line for line in dense.splitlines() if line.startswith("--data")]
+    assert line.startswith("--data mine ") and "lowshot" in line and "upernet" not in line
+    both = output_of("run", "--checkpoint", exports[0], "--suite", "knn@dino,dense_knn@smoke", *words)
+    assert "\n--data" not in f"\n{both}"
