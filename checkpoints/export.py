@@ -24,7 +24,7 @@ from checkpoints.fingerprint import PROBES, Fingerprint, fingerprint, fingerprin
 from checkpoints.positions import resize_positions, resize_relative
 from checkpoints.spec import Preparation, PreparesImages, ViTSpec
 from checkpoints.vit import ViT, skip_init
-from engine.files import digest, folder_atomic, read_regular, write_atomic
+from engine.files import digest, folder_atomic, open_regular, read_json, read_text, write_atomic
 
 FORMAT = 1
 MAX_LISTED = 6  # items that an error lists before "and N more"
@@ -303,7 +303,7 @@ class ViTExport(PreparesImages):
         """
         folder = Path(folder)
         try:
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            config = read_json(folder / "config.json", MAX_CONFIG_BYTES)
             stored, timm_settings = dict(config["vit_export"]), settings_for_timm(config)
             if stored.pop("format") != FORMAT:
                 raise ValueError(f"{folder}: written by another version of the format; update this tool")
@@ -314,8 +314,8 @@ class ViTExport(PreparesImages):
             stored_fingerprint = _checked_fingerprint(stored.pop("fingerprint"))
             facts = stored  # all other keys
             if (folder / COST).exists():
-                facts["cost"] = json.loads((folder / COST).read_text(encoding="utf-8"))
-        except (OSError, KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+                facts["cost"] = read_json(folder / COST, MAX_CONFIG_BYTES)
+        except (OSError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{folder} is not a ViT-export ({type(error).__name__}: {error})") from error
         tensors = _read_tensors(folder / "model.safetensors")
         extra = _read_tensors(folder / "extra.safetensors") if (folder / "extra.safetensors").exists() else {}
@@ -391,15 +391,15 @@ def _is_replaceable(folder: Path) -> bool:
 def is_card(path: Path) -> bool:
     """Whether a file is a card that `bench card` wrote and the user did not claim, so that it may be overwritten."""
     try:
-        return CARD_MARK in path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError):
+        return CARD_MARK in read_text(path).split("\n")
+    except (OSError, ValueError):
         return False
 
 
 def is_export(folder: Path | str) -> bool:
     """Whether a folder is an export, in any version of the format."""
     try:
-        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        config = read_json(Path(folder) / "config.json")
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and "vit_export" in config
@@ -408,7 +408,7 @@ def is_export(folder: Path | str) -> bool:
 def spec_in(folder: Path | str, digest: str) -> ViTSpec | None:
     """Spec of the export in a folder, without reading its tensors; None if there is no export with this digest."""
     try:
-        stored = json.loads(read_regular(Path(folder) / "config.json", MAX_CONFIG_BYTES))["vit_export"]
+        stored = read_json(Path(folder) / "config.json", MAX_CONFIG_BYTES)["vit_export"]
         return ViTSpec(**stored["spec"]) if stored["digest"] == digest else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -427,6 +427,7 @@ def _checked_fingerprint(stored: Any) -> Fingerprint:
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file. Raises ValueError if it cannot be read."""
     try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
+        with open_regular(path):  # raises ValueError for a pipe, which would block
+            return load_file(path)
+    except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"{path} cannot be read ({error}); copy or import the export again") from error

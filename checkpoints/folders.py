@@ -5,7 +5,6 @@ pickle, which is built only of inert stand-ins (engine/pickles.py). Values that 
 optimiser's state is read as names and shapes. Layout: torch/distributed/checkpoint/metadata.py, filesystem.py.
 """
 
-import json
 import os
 import re
 from collections import OrderedDict
@@ -24,18 +23,19 @@ from checkpoints.allowed import Attributes, Ignored, path_text
 from checkpoints.dotted import split
 from checkpoints.reading import ForeignFile, foreign_file, read_foreign, tensor_in
 from checkpoints.sniffing import INDEX_FILES, JOIN_DISTRIBUTED
-from engine.files import digest, open_regular, sha256_of_file
+from engine.files import digest, open_regular, read_json, sha256_of_file
 from engine.pickles import read_pickle
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # transformers and timm (models/_hub.py) prefer the first
 PREPARATION = "preprocessor_config.json"
+Settings = dict[str, Any]  # of these JSON files
 PROCESSOR = "processor_config.json"  # since version 5; has the same settings under "image_processor"
 
 
 def is_transformers(folder: Path) -> bool:
     """Whether a folder's config.json is that of a transformers model."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_json(folder / "config.json")
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and "model_type" in config and "architecture" not in config
@@ -46,12 +46,15 @@ def read_folder(folder: Path) -> ForeignFile:
 
     Raises ValueError for missing files, and for a tensor that two files hold.
     """
-    settings: dict[str, Any] = {"config": _read_json(folder / "config.json")}
+    settings: dict[str, Any] = {"config": read_json(folder / "config.json", type=Settings)}
     if (folder / PREPARATION).exists():
-        settings["preparation"] = _read_json(folder / PREPARATION)
+        settings["preparation"] = read_json(folder / PREPARATION, type=Settings)
     elif (folder / PROCESSOR).exists():
-        settings["preparation"] = _read_json(folder / PROCESSOR).get("image_processor")
-    _, facts = split(settings)
+        settings["preparation"] = read_json(folder / PROCESSOR, type=Settings).get("image_processor")
+    try:
+        _, facts = split(settings)
+    except ValueError as error:
+        raise ValueError(f"{folder}: a JSON file in it {error}") from error
     return _read_files(folder, _weight_files(folder), facts)
 
 
@@ -85,24 +88,13 @@ def _weight_files(folder: Path) -> list[str]:
     index = next((name for name in INDEX_FILES if (folder / name).exists()), None)
     if index is None:
         raise ValueError(f"there is no {' or '.join((*WEIGHTS, *INDEX_FILES))} in {folder}")
-    weight_map = _read_json(folder / index).get("weight_map")
-    names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+    weight_map = read_json(folder / index, type=Settings).get("weight_map")
+    names = [*weight_map.values()] if isinstance(weight_map, dict) else []
     if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
         raise ValueError(f"{folder / index} lists no files of this folder")
     if missing := sorted(name for name in names if not (folder / name).exists()):
         raise ValueError(f"{folder / index} lists {missing[0]}, which is not there; download it as well")
-    return sorted(names)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ValueError if it cannot be read or holds something else."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no settings by name")
-    return content
+    return sorted({*names})
 
 
 DOWNLOADED = ["config.json", PREPARATION, PROCESSOR, "*.safetensors", "*.safetensors.index.json"]

@@ -28,6 +28,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import packages_distributions, version
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -37,19 +38,21 @@ from torch import Tensor, nn
 
 from checkpoints.export import ViTExport, digest_of_tensors
 from checkpoints.fingerprint import synthetic_image
-from checkpoints.spec import FinalNorm, ImageGrid, Preparation, PreparesImages, ViTSpec
+from checkpoints.spec import MAX_GRID, FinalNorm, ImageGrid, Preparation, PreparesImages, ViTSpec
 from engine.files import digest
 from engine.work import count_flops
 
 SCHEME = "module"
 REFERENCE_ADVICE = "write module:PACKAGE:FUNCTION, as in module:mynets:resnet18"
 OUTPUT_ADVICE = (
-    "it has to return one vector (B, D), or class token (B, D) or None, patch tokens, and their grid (rows, columns)"
+    "it has to return one vector (B, D), or class token (B, D) or None, patch tokens, and their grid (rows, columns), "
+    "all of real numbers"
 )
 RANDOM_WEIGHTS = (
     "its weights are random: the function returned different ones when it was called again, so every run and process "
     "would measure another network; load weights in it, or draw them from a seed"
 )
+MAX_SIDE = 16 * MAX_GRID  # pixels; of the images of a network
 MEMORY_PREFIX = f"{SCHEME}:memory:"  # of references to networks in a Python program
 PREPARATION_ATTRIBUTES = ("image_size", "mean", "std", "crop", "interpolation")  # of a network; the last two optional
 Forward = Callable[[nn.Module, Tensor], Any]  # network, images (B, 3, H, W) -> output in one of the forms above
@@ -345,10 +348,15 @@ def _preparation(attributes: Mapping[str, Any], reference: str) -> tuple[Prepara
         )
     optional = {name: attributes[name] for name in PREPARATION_ATTRIBUTES[3:] if name in attributes}
     try:
-        size = [int(side) for side in torch.as_tensor(attributes["image_size"]).flatten()]
+        sides = [float(side) for side in torch.as_tensor(attributes["image_size"]).flatten()]
         mean, std = (tuple(map(float, torch.as_tensor(attributes[name]).flatten())) for name in ("mean", "std"))
-        if len(size) not in (1, 2) or min(size) < 1 or len(mean) != 3 or len(std) != 3:
-            raise ValueError(f"image_size={size}, mean={mean}, std={std}: give whole pixels and three numbers each")
+        is_size = len(sides) in (1, 2) and all(side.is_integer() and 1 <= side <= MAX_SIDE for side in sides)
+        if not is_size or len(mean) != 3 or len(std) != 3 or not all(map(isfinite, mean + std)):
+            raise ValueError(
+                f"image_size={attributes['image_size']}, mean={mean}, std={std}: give whole pixels and three "
+                f"numbers each, at most {MAX_SIDE} pixels"
+            )
+        size = [int(side) for side in sides]
         preparation = Preparation(mean=mean, std=std, **optional)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{reference}: {_one_line(error)}") from error
@@ -396,6 +404,9 @@ def network_tokens(network: nn.Module, images: Tensor, reference: str) -> tuple[
         output = network(images)
     except Exception as error:
         raise ValueError(f"{reference} fails on images {tuple(images.shape)}: {_one_line(error)}") from error
+    for part in output if isinstance(output, tuple | list) else (output,):
+        if isinstance(part, Tensor) and (part.is_complex() or 0 in part.shape[-1:]):
+            raise ValueError(f"{reference} returns {tuple(part.shape)} values of {part.dtype}; {OUTPUT_ADVICE}")
     if isinstance(output, Tensor) and output.ndim == 2 and len(output) == len(images):
         return output.unsqueeze(1), (0, 0)
     if not (isinstance(output, tuple | list) and len(output) == 3):
@@ -411,6 +422,8 @@ def network_tokens(network: nn.Module, images: Tensor, reference: str) -> tuple[
         tokens = _flatten_patches(patches, len(images), (height, width))
         if class_token is not None:
             tokens = torch.cat([class_token.unsqueeze(1), tokens], dim=1)
+        if not tokens.shape[1]:
+            raise ValueError("no tokens")
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         shapes = [tuple(part.shape) if isinstance(part, Tensor) else part for part in output]
         problem = f"{shapes} for {len(images)} images ({_one_line(error)})"

@@ -17,7 +17,7 @@ do not have timm's patch embedding, FIRST lists the tensors that identify them.
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from types import ModuleType
@@ -444,7 +444,8 @@ def _choose_branch(key: str, importer: ModuleType, file: ForeignFile, options: I
                 name = options.branch or prefix.rstrip(".")
             branch = BranchTensors(file=file, importer=key, name=name, prefix=prefix, options=options)
             if len(present) > 1 and not (options.branch or options.prefix):
-                branch.assumed.add(f"the branch {name} of {', '.join(present)}, which the file holds (--branch)")
+                others = ", ".join(other for other in present if other != name)
+                branch.assumed.add(f"branch {name}; the file also holds {others} (--branch)")
             return branch
     first = getattr(importer, "FIRST", PATCH_EMBEDDING)
     expected = " or ".join(prefix + name for prefix in prefixes for name in first)
@@ -459,17 +460,16 @@ def _choose_branch(key: str, importer: ModuleType, file: ForeignFile, options: I
     raise ValueError(f"{file.path}: no patch embedding for branch {name!r}: {expected}; {advice}")
 
 
-def prefix_advice(key: str, file: ForeignFile, importers: Iterable[ModuleType]) -> str:
+def prefix_advice(key: str, file: ForeignFile, importers: Collection[ModuleType]) -> str:
     """Under which prefixes a file holds ViTs with timm's names, and how to import one; "" if there are none.
 
-    importers: those that may read it; networks that are not of their default branches are named last.
+    importers: those that may read it, whose default branches are named first.
     """
     ending = PATCH_EMBEDDING[0]
     prefixes = [name.removesuffix(ending) for name in file.tensors if name.endswith(f".{ending}")]
     if not prefixes:
         return ""
-    branches = [prefixes for importer in importers for prefixes in [*importer.BRANCHES.values()][1:]]
-    prefixes.sort(key=lambda prefix: prefix.endswith(tuple(prefix for prefixes in branches for prefix in prefixes)))
+    prefixes.sort(key=lambda prefix: -sum(next(iter(importer.BRANCHES)) in prefix for importer in importers))
     subject = "a ViT lies" if len(prefixes) == 1 else "ViTs lie"
     command = f"{import_command(key, file)} --prefix {prefixes[0]}"
     return f"{subject} under {', '.join(prefixes[:4])}: say which with --prefix, as in {command}"

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from checkpoints.allowed import is_allowed, only_stand_ins
 from checkpoints.dotted import GATHER, split, unwrap, without_lightning_attribute
 from checkpoints.sniffing import DOWNLOAD_AGAIN, ZERO, kind_of, unknown_file_message
-from engine.files import sha256_of_file
+from engine.files import open_regular, sha256_of_file
 from engine.pickles import Scan, scan_pickle
 
 LEGACY_NUMBER = 0x1950A86A20F9469CFC6C  # torch.serialization.MAGIC_NUMBER
@@ -144,7 +144,7 @@ def _scan_archive(file: Path | io.BytesIO) -> list[Scan]:
 def _scan_legacy(path: Path) -> list[Scan]:
     """Scans of the pickles at the start of a legacy file; only of the first one if torch did not write it."""
     scans: list[Scan] = []
-    with open(path, "rb") as stream:
+    with open_regular(path) as stream:
         starts_as_pickle = stream.peek(1)[:1] == b"\x80"
         try:
             while len(scans) < LEGACY_PICKLES and (not scans or scans[0].number == LEGACY_NUMBER):

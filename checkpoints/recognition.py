@@ -99,7 +99,8 @@ def is_bare_vit(file: ForeignFile, kind: PositionTable = "learned", scaled: bool
     if not is_plain(tensors, scaled) or tensors["pos_embed"].ndim != 3:
         return False
     patches = tensors["pos_embed"].shape[1] - 1
-    return patches > 0 and position_kind(tensors) == kind
+    is_for_patches_alone = isqrt(patches + 1) ** 2 == patches + 1  # as in timm's no_embed_class, or it may be
+    return patches > 0 and not is_for_patches_alone and position_kind(tensors) == kind
 
 
 def position_kind(tensors: Mapping[str, Tensor]) -> PositionTable:

@@ -1,12 +1,11 @@
 """Detect the kind of a file: a torch or safetensors checkpoint, or one of many files that users mistake for one."""
 
-import json
 import re
 import zipfile
 from pathlib import Path
 from typing import Literal
 
-from engine.files import open_regular
+from engine.files import open_regular, read_json
 
 DOWNLOAD_AGAIN = "download it again, from a source that you trust"
 NAME_INSIDE = "unpack it and name the checkpoint inside"
@@ -78,7 +77,7 @@ def kind_of(path: Path, part: bool = False) -> Literal["archive", "safetensors",
 
 def unknown_file_message(path: Path) -> str:
     """One-line error message for a file of unknown kind."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         head = file.read(512)
     if head.isascii() and all(byte >= 32 or byte in b"\t\r\n" for byte in head):
         return f"{path} is a text file that starts with {head[:40].decode()!r}; name a checkpoint"
@@ -144,8 +143,7 @@ def _describe_folder(path: Path) -> str:
 def _describe_json(path: Path) -> str:
     """What a JSON file is, and what to do."""
     try:
-        with open(path) as file:
-            content = json.loads(file.read(10_000_000))
+        content = read_json(path, most=10_000_000)
     except ValueError:
         content = {}
     if path.name in INDEX_FILES or "weight_map" in content:

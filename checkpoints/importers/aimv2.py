@@ -13,7 +13,7 @@ from checkpoints.importing import BranchTensors, Conversion, file_grid, of_patch
 from checkpoints.positions import sincos_positions
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import table_kind
-from checkpoints.spec import CLIP_MEAN, CLIP_STD, Preparation, ViTSpec
+from checkpoints.spec import CLIP_MEAN, CLIP_STD, MAX_GRID, Preparation, ViTSpec
 
 SOURCE = "apple/ml-aim 3762121, aim-v2/aim/v2/torch/, aim-v1/aim/v1/torch/"
 BRANCHES = {"encoder": ("", "image_encoder.")}
@@ -81,6 +81,8 @@ def _with_positions(
         return tensors, dict(image_size=image_size, position=kind, position_resize="bicubic_antialias")
     image_size = branch.options.image_size or IMAGE_SIZE // patch_size * patch_size
     height, width = image_size if isinstance(image_size, tuple) else (image_size, image_size)
+    if max(height, width) > MAX_GRID * patch_size:
+        raise ValueError(f"image_size={image_size}: at most {MAX_GRID * patch_size} px a side can be computed")
     table = sincos_positions((height // patch_size, width // patch_size), sizes["width"], "column")
     fields = dict(image_size=image_size, position="sincos_column_first", position_resize="fixed")
     return tensors | {"pos_embed": table}, fields

@@ -66,6 +66,7 @@ from checkpoints.recognition import (
 )
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import skip_init
+from engine.files import read_json
 from engine.printing import did_you_mean
 
 SOURCE = "huggingface/pytorch-image-models 1.0.31"
@@ -256,8 +257,9 @@ def open_model(reference: str) -> TimmModel:
         _spec_of_name(reference)  # refuses unsupported models before their weights are downloaded
     try:
         if scheme == "local-dir":
-            names = [path.name for path in Path(place).glob("*")]
-            model = _load_weights(reference, Path(place) / _weights_name(names, place))
+            weights = Path(place) / _weights_name([path.name for path in Path(place).glob("*")], place)
+            read_json(weights.with_name("config.json"))  # refuses pipes, for which timm would wait
+            model = _load_weights(reference, weights)
         else:
             with offline_if_unreachable():
                 if scheme == "hf-hub":
@@ -402,11 +404,12 @@ def _has_class_position(branch: BranchTensors, tensors: dict[str, torch.Tensor],
     side = isqrt(rows)
     if len(by_size) == 1:
         return by_size[0] > 0
-    if side**2 != rows or rows <= tokens:
-        return rows > tokens
+    patches = rows - tokens
+    if side**2 != rows or all(patches % height for height in range(2, patches)):  # no square, or no other grid
+        return side**2 != rows
     raise ValueError(
         f"its position table of {rows} rows is for {side} x {side} patches (--image-size {side * patch_size}), or for "
-        f"{rows - tokens} patches behind class token and registers (--image-size HxW): give the size, or timm's name "
+        f"{patches} patches behind class token and registers (--image-size HxW): give the size, or timm's name "
         "of the model by --architecture"
     )
 

@@ -56,13 +56,13 @@ def test_a_network_in_other_training_code_is_read_by_its_prefix(tmp_path):
     state = state_of("vit_base_patch16_224")
     weights = {f"net.{branch}.module.vit.{name}": t for branch in ("student", "teacher") for name, t in state.items()}
     path = save({"state_dict": weights | {"centre": torch.zeros(3)}, "pytorch-lightning_version": "2.4"}, tmp_path)
-    command = f"bench import IMPORTER:{path} --out FOLDER --prefix state_dict.net.student.vit."
-    assert load_refusal(path).endswith(f"state_dict.net.teacher.vit.: say which with --prefix, as in {command}")
-    assert "--prefix state_dict.net.student.vit." in load_refusal(f"dino:{path}", ImportOptions(prefix="teacher.vit"))
+    command = f"bench import IMPORTER:{path} --out FOLDER --prefix state_dict.net.teacher.vit."
+    assert load_refusal(path).endswith(f"state_dict.net.student.vit.: say which with --prefix, as in {command}")
+    assert "--prefix state_dict.net.teacher.vit." in load_refusal(f"dino:{path}", ImportOptions(prefix="teacher.vit"))
     export = load(f"dino:{path}", ImportOptions(prefix="state_dict.net.teacher.module.vit", heads=4))
     assert all(torch.equal(export.tensors[name], tensor) for name, tensor in state.items())
     assert export.facts["branch"] == "state_dict.net.teacher.vit"
-    assert export.facts["assumed"] == ["ImageNet's mean and std (--statistics)"]
+    assert export.facts["assumed"][0] == "ImageNet's mean and std (--statistics)"
     assert export.facts["dropped"] == {"outside state_dict.net.teacher.vit.": len(state) + 1}
 
 
