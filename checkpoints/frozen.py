@@ -348,7 +348,7 @@ def _preparation(attributes: Mapping[str, Any], reference: str) -> tuple[Prepara
         )
     optional = {name: attributes[name] for name in PREPARATION_ATTRIBUTES[3:] if name in attributes}
     try:
-        sides = [float(side) for side in torch.as_tensor(attributes["image_size"]).flatten()]
+        sides = [float(side) for side in torch.as_tensor(attributes["image_size"], dtype=torch.float64).flatten()]
         mean, std = (tuple(map(float, torch.as_tensor(attributes[name]).flatten())) for name in ("mean", "std"))
         is_size = len(sides) in (1, 2) and all(side.is_integer() and 1 <= side <= MAX_SIDE for side in sides)
         if not is_size or len(mean) != 3 or len(std) != 3 or not all(map(isfinite, mean + std)):

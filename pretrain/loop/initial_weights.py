@@ -79,7 +79,7 @@ class InitialWeights:
             return False
         prefix = checkpoint_spec.prefix if checkpoint_spec.class_position else 0
         order = SINCOS_FIRST[spec.position]
-        table = sincos_positions(checkpoint_spec.grid, checkpoint_spec.width, order, prefix)
+        table = sincos_positions(checkpoint_spec.stored.grid, checkpoint_spec.width, order, prefix)
         return torch.allclose(self.trained.tensors["pos_embed"], table, atol=1e-5)
 
     def load_into(self, method: Method) -> None:
