@@ -306,14 +306,15 @@ def of_patches(count: int) -> Fits:
 
 
 def known_grids(branch: BranchTensors, patch_size: int, fits: Fits) -> set[Grid]:
-    """Grids that fit a position table exactly, of the image size in the file's settings or, if these do not tell, of
-    --image-size."""
-    settings = [value for name, value in branch.file.facts.items() if IMAGE_SIZE.fullmatch(name)]
-    grids: list[set[Grid]] = []
-    for values in (settings, [branch.options.image_size]):
-        sizes = [size for size in map(size_from, values) if size]
-        grids.append({grid for height, width in sizes if fits(*(grid := (height // patch_size, width // patch_size)))})
-    return grids[1] if grids[1] and len(grids[0]) != 1 else grids[0]
+    """Grids of known image sizes, where they fit a position table exactly: of the size in transformers' config.json,
+    else of --image-size, else of those in other settings of the file."""
+    sizes = {name: value for name, value in branch.file.facts.items() if IMAGE_SIZE.fullmatch(name)}
+    config = [value for name, value in sizes.items() if name.startswith("config.")]
+    for values in (config, [branch.options.image_size], sizes.values()):
+        grids = {(size[0] // patch_size, size[1] // patch_size) for size in map(size_from, values) if size}
+        if grids := {grid for grid in grids if fits(*grid)}:
+            return grids
+    return set()
 
 
 def file_grid(branch: BranchTensors, patch_size: int, fits: Fits, table: str, own: Grid | None = None) -> Grid:
@@ -330,6 +331,8 @@ def file_grid(branch: BranchTensors, patch_size: int, fits: Fits, table: str, ow
         raise ValueError(f"{branch.file.path}: {table} is for no grid of patches; it is a file of another method")
     height, width = choices[0]
     if len(choices) == 1:
+        if height != width and size_from(branch.options.image_size) == (height * p, width * p):
+            branch.assumed.add(f"position table of {height} x {width} patches, taken as it is (--image-size)")
         return height, width
     if height == width and not known:
         branch.assumed.add(f"square grid, {height} x {width} patches (--image-size HxW)")
