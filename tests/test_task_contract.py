@@ -142,6 +142,7 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("linear_sgd@ibot_base_cached", dict(readouts=("cls",)), ("'cls'", "clsN")),
     ("linear_sgd@ibot_base_cached", dict(entry="layer_norm"), ("entry=layer_norm", "optimizer=sgd")),
     ("lowshot@bench", dict(shots=(), fractions=()), ("shots=",)),
+    ("lowshot@bench", dict(intercept=True, solver="cyanure"), ("intercept=True", "solver=lbfgs", "cyanure")),
     ("upernet@smoke", dict(steps=10, warmup=11), ("warmup=11", "steps=10")),
     ("depth_linear@dinov3", dict(steps=20), ("warmup=12800", "steps=20")),
     ("depth_linear@smoke", dict(kept=61), ("kept=61", "steps=60")),

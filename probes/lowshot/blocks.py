@@ -51,17 +51,20 @@ class PreparedRows:
     features: Rows
     preprocess: Preprocess
     device: str = "cpu"  # of the rows that are returned
+    intercept: bool = False  # D + 1 numbers in a row, of which the last is 1
 
     def __len__(self) -> int:
         return len(self.features)
 
     @property
     def width(self) -> int:
-        return self.features.shape[1]
+        return self.features.shape[1] + self.intercept
 
     def read(self, rows: np.ndarray) -> Tensor:
         """Rows (B,) -> features (B, D) float32."""
         prepared, _ = prepare_rows(copy_rows(self.features, rows), self.preprocess)
+        if self.intercept:
+            prepared = np.pad(prepared, ((0, 0), (0, 1)), constant_values=1)
         return torch.from_numpy(prepared).to(self.device)
 
     def pieces(self, rows: np.ndarray) -> Iterator[Tensor]:
@@ -178,7 +181,12 @@ def solve(
     weights = moments.new_zeros(len(moments), objective.classes) if start is None else start.to(moments)
 
     def objective_in_axes(dtype: torch.dtype) -> tuple[BlockObjective, Tensor, Tensor]:
-        axes, spectrum = logistic.axes_of_moments(moments, dtype)
+        if objective.intercept:
+            mean = moments[-1, :-1]
+            centred = moments[:-1, :-1] - torch.outer(mean, mean)
+            axes, spectrum = logistic.with_intercept(*logistic.axes_of_moments(centred, dtype), mean)
+        else:
+            axes, spectrum = logistic.axes_of_moments(moments, dtype)
         return replace(objective, axes=axes, dtype=dtype), axes, spectrum
 
     return logistic.fit_in_axes(objective_in_axes, objective.at, weights, tolerance, max_iterations)
@@ -203,6 +211,10 @@ class BlockObjective:
     dtype: torch.dtype = torch.float64
 
     @property
+    def intercept(self) -> bool:
+        return self.features.source.intercept
+
+    @property
     def precision(self) -> float:
         return torch.finfo(self.dtype).eps
 
@@ -218,7 +230,7 @@ class BlockObjective:
         self.features.world.from_rank0((feature_weights, self.dtype))
         loss, gradient, curvature = self.sums(feature_weights)
         gradient = gradient if self.axes is None else self.axes.T @ gradient
-        return point_from_sums(loss, gradient, curvature, len(self.features), weights, self.penalty)
+        return point_from_sums(loss, gradient, curvature, len(self.features), weights, self)
 
     def sums(self, weights: Tensor) -> tuple[float, Tensor, float]:
         """At weights (D, C): cross-entropy, gradient (D, C) and p (1 - p), summed over the rows of all processes."""

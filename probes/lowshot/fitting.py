@@ -12,16 +12,18 @@ N training images, n of them in a subset, D width, C classes, V validation image
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from scipy.stats import entropy
 from torch import Tensor
 
 from engine.distributed import World
 from engine.progress import Progress
 from engine.settings import BelowOne, OneOrMoreDifferent, PositiveFloat, PositiveInt, Validated
+from engine.tasks import ADDED
 from imagesets.selection import quotas, stratified_sample
 from probes.lowshot import cyanure_solver, logistic
 from probes.lowshot.blocks import BlockedRows, PreparedRows, fit_in_blocks
@@ -53,8 +55,14 @@ class FitSettings(Validated):
     # every lambda is reported.
     holdout: BelowOne = 0.0
     solver: Solver = "lbfgs"  # our L-BFGS, or cyanure as in the source
+    intercept: bool = field(default=False, metadata=ADDED)  # add a constant to the scores of each class, not penalised
     tolerance: PositiveFloat | None = None  # relative gap at which a fit ends; none: the solver's own
     max_iterations: PositiveInt | None = None  # iterations of a fit; epochs for cyanure; none: the solver's own
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.intercept and self.solver != "lbfgs":
+            raise ValueError(f"intercept={self.intercept}: fitted by solver=lbfgs alone, not by {self.solver}")
 
     @property
     def max_gap(self) -> float:
@@ -196,7 +204,7 @@ class Fitter:
             blocked_rows = BlockedRows(source=self.train, rows=rows, labels=labels, world=world)
             return fit_in_blocks(blocked_rows, self.classes, penalty, start=start, **limits)
         if settings.solver == "lbfgs":
-            limits["start"] = start
+            limits |= {"start": start, "intercept": settings.intercept}
         solve, features = SOLVERS[settings.solver][0], self.train.read(rows)
         return solve(features, labels, self.classes, penalty, **limits)
 
@@ -254,18 +262,20 @@ class Fitter:
             confidence=confidence,
             nll=nll,
             record=record,
-            warning=self.unfitted_warning(raw_lambda, len(rows), fit.objective),
+            warning=self.unfitted_warning(raw_lambda, rows, fit.objective),
         )
 
-    def unfitted_warning(self, raw_lambda: float, images: int, objective: float) -> str:
-        """A warning if the objective shows that nothing was fitted, else ""."""
-        initial_objective = math.log(self.classes)
+    def unfitted_warning(self, raw_lambda: float, rows: np.ndarray, objective: float) -> str:
+        """A warning if the objective shows that nothing was fitted to training rows (n,), else ""."""
+        initial, initial_objective = f"ln {self.classes}", math.log(self.classes)
+        if self.settings.intercept:  # which intercepts reach without any weights
+            initial, initial_objective = "the classes' entropy", float(entropy(np.bincount(self.labels[rows])))
         if objective <= UNFITTED * initial_objective:
             return ""
-        convention, penalty = self.settings.lambda_convention, self.settings.effective_lambda(raw_lambda, images)
+        convention, penalty = self.settings.lambda_convention, self.settings.effective_lambda(raw_lambda, len(rows))
         remedy = "; MSN and MOCA divide lambda by n" if convention == "as is" else ""
         return (
-            f"nothing was fitted: the objective ends at {objective:.4f} and began at ln {self.classes} = "
+            f"nothing was fitted: the objective ends at {objective:.4f} and began at {initial} = "
             f"{initial_objective:.4f}; lambda {raw_lambda:g}, {convention}, is {penalty:.3g} against the mean loss, "
             f"too much for these features{remedy}"
         )

@@ -4,6 +4,9 @@ With an L2 penalty and no intercept, as in MSN's logistic_eval.py:175-187:
 
     f(W) = (1/n) sum_i CE(x_i W, y_i) + (lambda/2) ||W||_F^2
 
+With intercepts, the last of the D columns of the features is 1, and its weights, the last row of W, are not penalised,
+as in scikit-learn and cuML (cpp/src/glm/qn/glm_regularizer.cuh, reg_grad).
+
 The solver is L-BFGS (Nocedal and Wright 2006, algorithm 7.4) with three changes:
 - It works in the principal axes of the features, of which min(n, D) contain the optimum. The Hessian is nearly diagonal
   there, and an initial inverse Hessian from the spectrum reduces the steps on real features, at best to a tenth.
@@ -13,7 +16,9 @@ The solver is L-BFGS (Nocedal and Wright 2006, algorithm 7.4) with three changes
   features.
 
 f is lambda-strongly convex, so f(W) - f* <= ||grad f(W)||^2 / (2 lambda): the gap, relative to f(W). If the
-probabilities are taken as dual variables, the duality gap is the same number.
+probabilities are taken as dual variables, the duality gap is the same number. For intercepts b, which have no penalty,
+||grad_b f||^2 / (2 k lambda) is added: then f - f* exceeds the bound by (k lambda / 2) ||b - b*||^2 at most, and
+k = INTERCEPT_SHARE makes that negligible against the penalty of the weights.
 
 n rows, D width, C classes, R principal axes, B rows of a block.
 """
@@ -35,6 +40,7 @@ HISTORY = 10  # pairs of steps and gradient changes in L-BFGS; 20 need as many i
 # because well-fitted rows contribute little curvature. Of 0 to 3 means or medians, this needed the fewest steps on
 # digits and synthetic sets.
 DAMPING = 3.0
+INTERCEPT_SHARE = 1e-6  # of lambda, in the gap of the intercepts: their gradient must be a thousandth of the weights'
 MAX_SLOPE_RATIO = 0.5  # a line search ends when the slope is at most this part of the first one
 MAX_TRIALS = 40  # of a line search; one or two are usual
 MAX_IDLE_ITERATIONS = 10  # without progress, before the solver gives up a precision
@@ -77,11 +83,16 @@ class Line(Protocol):
     def end(self, step: float) -> Point: ...  # the point at the step that `at` was last called with
 
 
-class Objective(Protocol):
-    """f in principal axes. Implementations differ in where the rows are: in memory, or read in blocks from a file."""
-
+class Penalty(Protocol):
     @property
     def penalty(self) -> float: ...  # lambda
+    @property
+    def intercept(self) -> bool: ...  # the last row of the weights has no penalty
+
+
+class Objective(Penalty, Protocol):
+    """f in principal axes. Implementations differ in where the rows are: in memory, or read in blocks from a file."""
+
     @property
     def precision(self) -> float: ...  # relative rounding error of its matrix products
 
@@ -98,6 +109,7 @@ def fit_lbfgs(
     tolerance: float = 1e-6,
     max_iterations: int = 1000,
     start: Tensor | None = None,
+    intercept: bool = False,
 ) -> Fit:
     """Minimise f for features (n, D) and labels (n,) in 0..C-1.
 
@@ -107,6 +119,7 @@ def fit_lbfgs(
     Args:
         penalty: lambda.
         start: (D, C) initial weights; zeros if None.
+        intercept: The last column of the features is 1, and its weights are not penalised.
 
     Raises: ValueError: For features that are not finite, labels out of range, fewer than two classes and a lambda of 0
         or less.
@@ -116,10 +129,14 @@ def fit_lbfgs(
 
     def objective_in_axes(dtype: torch.dtype) -> tuple["MemoryObjective", Tensor, Tensor]:
         rows = features.to(dtype)
-        axes, spectrum = principal_axes(rows)
-        return MemoryObjective(rows @ axes, labels, penalty), axes, spectrum
+        if intercept:
+            mean = rows[:, :-1].mean(dim=0)
+            axes, spectrum = with_intercept(*principal_axes(rows[:, :-1] - mean), mean)
+        else:
+            axes, spectrum = principal_axes(rows)
+        return MemoryObjective(rows @ axes, labels, penalty, intercept), axes, spectrum
 
-    original = MemoryObjective(features, labels, penalty)
+    original = MemoryObjective(features, labels, penalty, intercept)
     return fit_in_axes(objective_in_axes, original.at, weights, tolerance, max_iterations)
 
 
@@ -138,7 +155,7 @@ def fit_in_axes(
     iterations = 0
     for dtype in (torch.float32, torch.float64):
         objective, axes, spectrum = objective_in_axes(dtype)
-        start, remaining = axes.T @ weights.to(axes.dtype), max_iterations - iterations
+        start, remaining = along_axes(axes, weights.to(axes.dtype), objective.intercept), max_iterations - iterations
         solution, steps = lbfgs(objective, spectrum, start, 0.9 * tolerance, remaining)
         weights, iterations = axes.double() @ solution.double(), iterations + steps
         point = point_at(weights)
@@ -199,6 +216,33 @@ def axes_of_moments(moments: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor
     return axes, squares[:, None].clamp(min=floor.item())
 
 
+def with_intercept(axes: Tensor, spectrum: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """Axes (D + 1, R + 1) of features with a last column of 1, and the spectrum (R + 1, 1).
+
+    Along them the features are centred, so that the intercepts, which keep their column, hardly depend on the weights.
+
+    Args: axes: (D, R) of the features without their mean (D,). spectrum: (R, 1).
+    """
+    rows = torch.cat([axes, -(mean @ axes)[None]])
+    constant = torch.zeros_like(rows[:, :1])
+    constant[-1] = 1
+    return torch.cat([rows, constant], dim=1), torch.cat([spectrum, torch.ones_like(spectrum[:1])])
+
+
+def along_axes(axes: Tensor, weights: Tensor, intercept: bool) -> Tensor:
+    """Weights (D, C) -> (R, C), whose product with `axes` they are."""
+    if not intercept:
+        return axes.T @ weights
+    solution = axes[:-1].T @ weights[:-1]
+    solution[-1] = weights[-1] - axes[-1, :-1] @ solution[:-1]
+    return solution
+
+
+def penalised(weights: Tensor, intercept: bool) -> Tensor:
+    """The rows of weights (R, C) that have a penalty, a view."""
+    return weights[:-1] if intercept else weights
+
+
 @dataclass(frozen=True)
 class MemoryObjective:
     """f for features (n, R) and labels (n,) in memory; computes in the weights' dtype.
@@ -211,6 +255,7 @@ class MemoryObjective:
     features: Tensor
     labels: Tensor
     penalty: float
+    intercept: bool = False  # the last feature is 1 along its own axis
 
     @property
     def precision(self) -> float:
@@ -232,7 +277,7 @@ class MemoryObjective:
             features = self.features[rows].to(weights.dtype)
             block_loss, block_curvature = add_gradient(gradient, features, self.labels[rows], block_margins)
             loss, curvature = loss + block_loss, curvature + block_curvature
-        point = point_from_sums(loss, gradient, curvature, len(self.labels), weights, self.penalty)
+        point = point_from_sums(loss, gradient, curvature, len(self.labels), weights, self)
         return point._replace(margins=margins)
 
     def along(self, margins: Tensor, changes: Tensor, penalty: LinePoint, step: float) -> LinePoint:
@@ -279,7 +324,8 @@ class MemoryLine:
     @cached_property
     def penalty(self) -> LinePoint:
         """(lambda/2) ||W||^2 and its derivatives at the start."""
-        weights, direction = self.start.weights, self.direction
+        weights = penalised(self.start.weights, self.objective.intercept)
+        direction = penalised(self.direction, self.objective.intercept)
         products = dot(weights, weights), dot(weights, direction), dot(direction, direction)
         value, slope, curvature = (self.objective.penalty * product for product in products)
         return LinePoint(value / 2, slope, curvature)
@@ -323,14 +369,19 @@ def add_gradient(gradient: Tensor, features: Tensor, labels: Tensor, margins: Te
 
 
 def point_from_sums(
-    loss: float, gradient: Tensor, curvature: float, count: int, weights: Tensor, penalty: float
+    loss: float, gradient: Tensor, curvature: float, count: int, weights: Tensor, objective: Penalty
 ) -> Point:
     """The point at weights (R, C), from sums of losses, gradients (R, C; overwritten) and p (1 - p) over `count`
     rows."""
-    gradient.div_(count).add_(weights, alpha=penalty)
-    objective = loss / count + penalty / 2 * dot(weights, weights)
-    gap = dot(gradient, gradient) / (2 * penalty) / objective
-    return Point(weights, objective, gradient, curvature / (count * weights.shape[1]), gap)
+    penalty, intercept = objective.penalty, objective.intercept
+    slopes, shrunk = penalised(gradient.div_(count), intercept), penalised(weights, intercept)
+    slopes.add_(shrunk, alpha=penalty)
+    value = loss / count + penalty / 2 * dot(shrunk, shrunk)
+    squares = dot(slopes, slopes)
+    if intercept:
+        squares += dot(gradient[-1], gradient[-1]) / INTERCEPT_SHARE
+    gap = squares / (2 * penalty) / value
+    return Point(weights, value, gradient, curvature / (count * weights.shape[1]), gap)
 
 
 def lbfgs(
@@ -342,13 +393,15 @@ def lbfgs(
     """
     point = objective.start(weights)
     history: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=HISTORY)  # s, y and s^T y, from the oldest
+    penalties = torch.full_like(spectrum, objective.penalty)
+    penalties[len(penalties) - objective.intercept :] = 0
     damped_spectrum = spectrum + DAMPING * spectrum.log().mean().exp()
     smallest_gap, idle = point.gap, 0
     for iteration in range(max_iterations):
         if point.gap <= tolerance or idle == MAX_IDLE_ITERATIONS:
             return point.weights, iteration
         before = point
-        inverse_hessian = 1 / (before.curvature * damped_spectrum + objective.penalty)
+        inverse_hessian = 1 / (before.curvature * damped_spectrum + penalties)
         direction = two_loop_recursion(before.gradient, history, inverse_hessian)
         line = objective.line(before, direction)
         step = line_search(line, dot(before.gradient, direction), before.objective, objective.precision)

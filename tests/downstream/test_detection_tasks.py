@@ -164,5 +164,7 @@ def test_killed_training_resumes_with_the_same_bits(tmp_path, monkeypatch):
 def test_diverged_trainings_and_unsuitable_inputs_are_refused(tmp_path):
     assert "the loss is nan in step" in task_refusal(replace(MASKRCNN, lr=1e20, warmup=0), "tiny-coco:", tmp_path)
     assert "coco:ROOT" in task_refusal(MASKRCNN, "tiny-ade20k:", tmp_path)
+    longer = replace(MASKRCNN, warmup=1000)
+    assert "warmup=1000" in task_refusal(longer, "tiny-coco:", tmp_path, limit=None)
     odd = replace(PLAIN, patch_size=14, image_size=28)
     assert "patches of 14 px" in task_refusal(MASKRCNN, "tiny-coco:", tmp_path, odd)

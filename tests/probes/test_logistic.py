@@ -7,6 +7,7 @@ import pytest
 import torch
 from refusals import refusal
 from scipy.optimize import minimize
+from sklearn.linear_model import LogisticRegression
 from torch.nn import functional as F
 
 from probes.lowshot import cyanure_solver, logistic
@@ -100,6 +101,46 @@ def test_fewer_rows_than_dimensions(monkeypatch):
     torch.testing.assert_close(features @ axes @ axes.T, features)
     fit = logistic.fit_lbfgs(features, labels, 3, 1e-2)
     assert fit.objective == pytest.approx(scipy_optimum(features, labels, 3, 1e-2), rel=1e-6)
+
+
+def uncentred_problem(rows=300, width=6):
+    """Features far from the origin, and twelve times as many images of the last class as of the first."""
+    random = np.random.default_rng(3)
+    labels = random.choice(3, rows, p=[0.05, 0.35, 0.6])
+    features = random.standard_normal((3, width))[labels] + random.standard_normal((rows, width)) + 5
+    return features.astype(np.float32), torch.from_numpy(labels)
+
+
+def sklearn_with_intercept(features, labels, penalty):
+    """Weights (D + 1, C) of scikit-learn's regression, the intercepts last, with a mean of 0, and its model."""
+    model = LogisticRegression(C=1 / (len(labels) * penalty), tol=1e-12, max_iter=100_000)
+    model.fit(features.astype(np.float64), labels.numpy())
+    weights = np.vstack([model.coef_.T, model.intercept_ - model.intercept_.mean()])
+    return weights, model
+
+
+@pytest.mark.parametrize("penalty", [10.0, 1e-2, 1e-4])
+@pytest.mark.parametrize("rows", [300, 5])
+def test_intercepts_equal_scikit_learns(penalty, rows):
+    """They are not penalised, with more rows than dimensions and with fewer."""
+    features, labels = uncentred_problem()
+    chosen = np.concatenate([np.flatnonzero(labels == label)[: rows if rows > 10 else 2] for label in range(3)])
+    features, labels = features[chosen], labels[chosen]
+    expected, theirs = sklearn_with_intercept(features, labels, penalty)
+    augmented = torch.from_numpy(np.pad(features, ((0, 0), (0, 1)), constant_values=1))
+    fit = logistic.fit_lbfgs(augmented, labels, 3, penalty, tolerance=1e-10, intercept=True)
+    assert fit.gap <= 1e-10
+    weights = fit.weights.numpy()
+    assert np.allclose(weights, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    probabilities = torch.softmax(augmented.double() @ fit.weights, dim=1).numpy()
+    assert np.allclose(probabilities, theirs.predict_proba(features.astype(np.float64)), rtol=0, atol=1e-5)
+    if penalty == 10.0 and rows > 10:  # the classes' frequencies, not 1 / 3 each
+        assert np.allclose(probabilities.mean(axis=0), np.bincount(labels) / len(labels), atol=1e-6)
+    for tolerance in (1e-2, 1e-6):
+        rough = logistic.fit_lbfgs(augmented, labels, 3, penalty, tolerance=tolerance, intercept=True)
+        assert rough.gap <= tolerance and -1e-9 < rough.objective / fit.objective - 1 <= rough.gap + 1e-9
+    warm = logistic.fit_lbfgs(augmented, labels, 3, penalty, intercept=True, start=fit.weights)
+    assert warm.iterations <= logistic.MAX_IDLE_ITERATIONS  # in float32, whose gradient is not small enough
 
 
 def test_constant_features_leave_the_weights_at_zero():

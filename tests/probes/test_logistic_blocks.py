@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from meeting import run_in_threads
-from test_logistic import problem, scipy_optimum
+from test_logistic import problem, scipy_optimum, sklearn_with_intercept, uncentred_problem
 from toy_exports import export_of_size, workspace
 
 from engine.distributed import World
@@ -44,6 +44,19 @@ def test_the_optimum_equals_scipys_and_that_in_memory(penalty, skew):
         )
     assert fit.objective == pytest.approx(memory.objective, rel=1e-8)
     torch.testing.assert_close(fit.weights, memory.weights, rtol=0, atol=2e-2 * float(memory.weights.abs().max()))
+
+
+@pytest.mark.parametrize("penalty", [10.0, 1e-2, 1e-4])
+def test_intercepts_equal_scikit_learns(penalty):
+    features, labels = uncentred_problem()
+    expected, _ = sklearn_with_intercept(features, labels, penalty)
+    source = PreparedRows(features=features, preprocess="none", intercept=True)
+    rows = BlockedRows(source=source, rows=np.arange(len(labels)), labels=labels, world=World())
+    fit = fit_in_blocks(rows, 3, penalty, tolerance=1e-10)
+    assert np.allclose(fit.weights, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    assert fit_in_blocks(rows, 3, penalty, start=fit.weights).iterations <= logistic.MAX_IDLE_ITERATIONS
+    classes = fitting.predictions_and_losses(source, labels.numpy(), fit.weights)[0]
+    assert np.array_equal(classes, (np.pad(features, ((0, 0), (0, 1)), constant_values=1) @ expected).argmax(axis=1))
 
 
 def test_warm_starts_and_too_few_iterations():

@@ -274,3 +274,11 @@ def test_published_lists_are_found_beside_the_images(export, tmp_path):
     assert [Path(listed.path(index)).name for index in range(len(listed))] == names
     with pytest.raises(ValueError, match=r"^digits:: the published lists"):
         draw_subsets(open_set("digits:", "train"), (1,), (), 3, 0, PUBLISHED_LISTS)
+
+
+def test_intercepts_alone_are_recognised_as_nothing_fitted(export, tmp_path):
+    space = workspace(tmp_path, write_set(tmp_path / "set"))
+    outcome = replace(SMALL, lambda_convention="as is", lambdas=(10.0,), intercept=True).run(export, space)
+    assert "top1_1shot: nothing was fitted: the objective ends at 1.0" in outcome.facts["warnings"][0]
+    fits = {fit["objective"] for fit in outcome.facts["fits"]}
+    assert all(objective > 1.0 for objective in fits)

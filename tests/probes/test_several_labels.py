@@ -110,19 +110,21 @@ def run(task: Task, export: ViTExport, cache: Path, sets: Callable[[str], ImageS
     return task.run(export, Workspace(cache=cache, data="digits:", opened=opened, **settings))
 
 
-def test_a_fit_equals_sklearns_binary_regression():
+@pytest.mark.parametrize("intercept", [False, True])
+def test_a_fit_equals_sklearns_binary_regression(intercept):
     random = np.random.RandomState(1)
     features = random.randn(80, 6).astype(np.float32)
     labels = (features[:, :2].sum(1) + random.randn(80) > 0).astype(np.int64)
-    rows = PreparedRows(features=features, preprocess="none")
-    fitter = replace(FITTER, train=rows, val=rows)
+    rows = PreparedRows(features=features, preprocess="none", intercept=intercept)
+    fitter = replace(FITTER, settings=replace(FITTER.settings, intercept=intercept), train=rows, val=rows)
     (fit,) = ClassByClass(fitter=fitter, classes=("a",), labels=labels[:, None]).fit(World())
     # In float32 scikit-learn stops up to 5e-5 from the optimum, at a place that depends on the processor.
     features = features.astype(np.float64)
-    theirs = LogisticRegression(C=2.0, fit_intercept=False, tol=1e-10, max_iter=1000).fit(features, labels)
+    theirs = LogisticRegression(C=2.0, fit_intercept=intercept, tol=1e-10, max_iter=1000).fit(features, labels)
     assert np.allclose(fit.scores, theirs.decision_function(features), atol=1e-5)
     assert fit.record["lambda"] == 0.5 and fit.record["gap"] <= 1e-10
-    weights = torch.from_numpy(np.stack([np.zeros(6), theirs.coef_[0]], axis=1))
+    direction = np.append(theirs.coef_[0], theirs.intercept_) if intercept else theirs.coef_[0]
+    weights = torch.from_numpy(np.stack([np.zeros(len(direction)), direction], axis=1))
     assert np.allclose(scores_of(rows, np.arange(80), weights), theirs.decision_function(features), atol=1e-6)
 
 
