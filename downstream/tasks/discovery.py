@@ -53,8 +53,9 @@ def lost_seed(keys: Tensor, k: int) -> tuple[int, Tensor, Tensor]:
         k: candidates: the k patches with the fewest similar patches.
 
     Returns:
-        The seed, which is the patch with the fewest similar patches (the first of equals; the source's sort leaves it
-        open); the candidates (m,) that are similar to it; and a mask (L,), True for foreground.
+        The seed, which is the patch with the fewest similar patches; the candidates (m,) that are similar to it; and a
+        mask (L,), True for foreground. Of equals the first are seed and candidates: the source's sort is not stable
+        (object_discovery.py:84), so that both its seed and its cut after k depend on the machine.
     """
     products = keys @ keys.T
     degree = (products > 0).fill_diagonal_(False).sum(1)
@@ -232,7 +233,7 @@ PROTOCOLS = {
         task=Discovery(),
         version=1,
         source="LOST (valeoai/LOST fcedbec) main_lost.py, difficult objects count; of patches with equally few similar "
-        "ones the first is the seed, which the source leaves open",
+        "ones the first are the seed and, at the cut, among the 100, both of which the source leaves open",
     ),
     "discovery@tokencut": Protocol(
         task=Discovery(method="tokencut"),

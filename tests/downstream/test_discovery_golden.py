@@ -38,6 +38,14 @@ def test_lost(path, image):
     assert_box(recorded, config, image, "lost", component)
 
 
+def test_losts_ties_are_cut_in_the_order_of_the_patches():
+    """48 patches, each similar to the 15 others of its group: all are level, and the cut after 20 divides a group."""
+    keys = torch.eye(3, dtype=torch.float64)[torch.arange(48) % 3]
+    seed, similar, foreground = official.lost_seed(keys, 20)
+    assert seed == 0 and similar.tolist() == [0, 3, 6, 9, 12, 15, 18]
+    assert torch.equal(foreground, torch.arange(48) % 3 == 0)
+
+
 @pytest.mark.parametrize("path, image", IMAGES)
 def test_tokencut(path, image):
     recorded, config = tensors(path), facts(path)
