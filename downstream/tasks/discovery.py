@@ -55,7 +55,7 @@ def lost_seed(keys: Tensor, k: int) -> tuple[int, Tensor, Tensor]:
     Returns:
         The seed, which is the patch with the fewest similar patches; the candidates (m,) that are similar to it; and a
         mask (L,), True for foreground. Of equals the first are seed and candidates: the source's sort is not stable
-        (object_discovery.py:84), so that both its seed and its cut after k depend on the machine.
+        (object_discovery.py:76), so that both its seed and its cut after k depend on the machine.
     """
     products = keys @ keys.T
     degree = (products > 0).fill_diagonal_(False).sum(1)
