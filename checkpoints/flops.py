@@ -52,6 +52,7 @@ def _count_on_meta(spec: ViTSpec, image_size: int | None, function: Callable[[Vi
         return flops
 
 
+@cache
 def parameters(spec: FrozenSpec) -> int:
     """Number of parameters of the network."""
     if not isinstance(spec, ViTSpec):

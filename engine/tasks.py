@@ -220,8 +220,8 @@ class Task(Validated):
         """Check that the task can evaluate on the images. ValueError if not, such as for fewer than a batch, with the
         setting to change.
 
-        A run then leaves the job out before it starts, and prints why. Called in one process; may read labels, but no
-        pixels.
+        A run then leaves the job out before it starts, and prints why. Called in one process; may read annotations, but
+        decodes no images.
         """
 
     def reads(self, space: Workspace) -> Mapping[str, Source]:

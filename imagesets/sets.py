@@ -393,22 +393,30 @@ def url_options(url: str) -> dict[str, str]:
     Raises ValueError for an option that the scheme does not have or that is given twice, and for an invalid share or
     seed.
     """
-    match = URL_OPTIONS.search(url)
-    if not match:
-        return {}
-    scheme = url.partition(":")[0]
-    pairs = [text.partition("=") for text in match[1].split("&")]
-    options = {name: value for name, _, value in pairs}
-    if len(options) < len(pairs):
-        raise ValueError(f"{url}: an option is given twice; give each once")
-    known = ("val", "seed", *getattr(load_extension("imagesets", scheme), "OPTIONS", ()))
-    if unknown := [name for name in options if name not in known]:
-        raise ValueError(f"{url}: no option {unknown[0]!r} of {scheme}{did_you_mean(unknown[0], known)}")
+    options = parse_options(url, "imagesets", url.partition(":")[0], ("val", "seed"))
     share, seed = options.get("val", ""), options.get("seed", "0")
     if "val" in options and not (re.fullmatch(r"0?\.\d+", share) and float(share)):
         raise ValueError(f"{url}: val={share} is not a fraction between 0 and 1; write ?val=0.2")
     if "seed" in options and not (share and seed.isdecimal() and int(seed) < 1 << 32):
         raise ValueError(f"{url}: a seed is a whole number beside a share; write ?val=0.2&seed=0")
+    return options
+
+
+def parse_options(url: str, kind: str, scheme: str, common: Sequence[str] = ()) -> dict[str, str]:
+    """Name -> value of the options of a URL: `common` ones and those of the extension `scheme` of a kind.
+
+    Raises ValueError for an option that does not exist or is given twice.
+    """
+    match = URL_OPTIONS.search(url)
+    if not match:
+        return {}
+    pairs = [text.partition("=") for text in match[1].split("&")]
+    options = {name: value for name, _, value in pairs}
+    if len(options) < len(pairs):
+        raise ValueError(f"{url}: an option is given twice; give each once")
+    known = (*common, *getattr(load_extension(kind, scheme), "OPTIONS", ()))
+    if unknown := [name for name in options if name not in known]:
+        raise ValueError(f"{url}: no option {unknown[0]!r} of {scheme}{did_you_mean(unknown[0], known)}")
     return options
 
 

@@ -8,14 +8,20 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from bench.cli.options import CommandOptions, Positional
 from bench.cli.output import in_one_line
 from engine.files import locked, sync_folder
 from engine.optional import require
 from engine.printing import did_you_mean, say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.tasks import Task, Workspace
 
 MAX_PROBLEMS = 20  # problems of scenes that are listed; a wrong classes.txt causes one in every scene
 EPILOG = """examples:
@@ -93,27 +99,38 @@ def check_scenes(url: str, read_all: bool) -> int:
 
     A split that cannot be opened, for example because a mask is missing, is reported as a problem like any other.
     """
-    from downstream.data.listing import unread_files
-    from downstream.data.scenes import CheckedScene, SceneSet, decode_scenes, open_scenes, parse_scene_url
+    from bench.run.suites import catalogue
+    from downstream.data.listing import Videos, unread_files
+    from downstream.data.scenes import CheckedScene, SceneSet, decode_scenes, open_scenes, parse_scene_url, serves
     from engine.progress import Progress
+    from engine.tasks import Workspace
     from imagesets.check import REMOVE_ONE, in_both_text, note_on_orientation, same_contents
-    from imagesets.sets import SPLITS
+    from imagesets.sets import SPLITS, MissingSplit
 
     problems: list[str] = []
     splits: list[SceneSet] = []
     checked: list[dict[int, CheckedScene]] = []
     parse_scene_url(url)
     say(url)
+    tasks = [chosen.task for chosen in catalogue(["downstream"]).protocols.values() if serves(url, chosen.layout)]
     with tempfile.TemporaryDirectory() as folder:
+        space = Workspace(cache=Path(folder), data=url)
         for split in SPLITS:
             try:
-                scenes = open_scenes(url, split, Path(folder))
+                scenes = space.images(split, partial(open_scenes, cache=space.cache))
+            except MissingSplit as error:
+                if split == "val" or all(task.NEEDS_TRAIN for task in tasks):
+                    problems.append(str(error))
+                else:
+                    say(f"    note: {split}: {error}; the tasks for these scenes do not need it")
+                continue
             except ValueError as error:
                 problems += [str(error)] if str(error) not in problems else []  # both splits may miss the same folder
                 continue
             splits.append(scenes)
-            classes = f", {len(scenes.classes)} classes" if scenes.classes else ""
-            say(f"  {split}: {len(scenes):,} scenes{classes}")
+            kinds = f", {len(scenes.classes)} classes" if scenes.classes else ""
+            kinds = f", {len(scenes.videos)} videos" if isinstance(scenes.listing, Videos) else kinds
+            say(f"  {split}: {len(scenes):,} scenes{kinds}")
             say(f"    fingerprint {scenes.fingerprint[:16]}", *(f"    note: {note}" for note in scenes.notes))
             if read_all:
                 with Progress(f"reading {split}", len(scenes)) as progress:
@@ -135,6 +152,7 @@ def check_scenes(url: str, read_all: bool) -> int:
         if splits:
             files = [file for scenes in splits for file in scenes.listing.files]
             say(*(f"  note: {note}" for note in unread_files(splits[0].root, files)))
+        problems += [] if problems or not read_all else refusals(tasks, space)
     lines = one_of_each_kind(problems)
     say(*(f"  FIX: {line}" for line in lines[:MAX_PROBLEMS]), *([] if problems else ["  no problems found"]))
     if len(lines) > MAX_PROBLEMS:
@@ -148,6 +166,19 @@ def one_of_each_kind(problems: Sequence[str]) -> list[str]:
     for problem in problems:
         kinds.setdefault(re.sub(r"\S*/\S*|\d+", "", problem), []).append(problem)
     return [f"{first}{f' (and {len(others)} more like this)' if others else ''}" for first, *others in kinds.values()]
+
+
+def refusals(tasks: "Sequence[Task]", space: "Workspace") -> list[str]:
+    """Why all tasks that read a set would refuse it before a run; empty if one would not."""
+    reasons: dict[str, str] = {}
+    for task in tasks:
+        try:
+            task.check_images(space)
+        except ValueError as error:
+            reasons[str(error)] = ""
+        else:
+            return []
+    return list(reasons)
 
 
 HUB = "hf:"

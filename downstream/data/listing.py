@@ -30,7 +30,8 @@ Entry = dict[str, Any]  # one object of a COCO JSON file: an image or an annotat
 class SceneFiles:
     """Base of all listings.
 
-    images: paths (N,) of the images, relative to the root of the set. notes: remarks for the user.
+    images: paths (N,) of the images, relative to the root of the set. notes: remarks for the user. meaning: choices of
+    what annotations mean, which the fingerprint covers.
     """
 
     HOLDS: ClassVar[str]  # what the images are annotated with, for error messages
@@ -39,6 +40,7 @@ class SceneFiles:
 
     images: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    meaning: str = ""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -126,11 +128,19 @@ def _rgb_numbers(colours: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Videos(Listing):
+    """Frames with masks whose classes are the objects of a video, 0 for none. A video is a folder of frames."""
+
+    HOLDS: ClassVar[str] = "videos"
+
+
+@dataclass(frozen=True, kw_only=True)
 class DepthMaps(SceneFiles):
     """Images with a depth for each pixel.
 
     depths: paths (N,) of the depth files, relative to the root. per_metre: the value in a file that means one metre.
-    range: metres; the largest depth of each image must be within it.
+    range: metres; the largest depth of each image must be within it. scaled: whether the user gave the scale, as files
+    of 8 bits need.
     """
 
     HOLDS: ClassVar[str] = "depth maps"
@@ -140,13 +150,17 @@ class DepthMaps(SceneFiles):
     depths: tuple[str, ...]
     per_metre: float
     range: tuple[float, float]
+    scaled: bool = False
     classes: ClassVar[tuple[str, ...]] = ()
 
     def metres(self, values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         """Convert values (H, W) of a depth file to metres (H, W) float32, 0 where nothing was measured.
 
+        0 and the largest value of 16 bits mean that nothing was measured.
+
         Raises:
-            ValueError: the values are colours, do not fit an image of `size` (height, width), or are in another unit.
+            ValueError: the values are colours, do not fit an image of `size` (height, width), are no depths, or are in
+                another unit.
         """
         if values.ndim != 2 or values.dtype == bool:
             raise ValueError("the file holds colours, or black and white, not depth; save depth as a 16-bit grey PNG")
@@ -155,19 +169,23 @@ class DepthMaps(SceneFiles):
                 f"the depth is {' x '.join(map(str, values.shape))} pixels and its image {size[0]} x {size[1]}; take "
                 "both from the same download"
             )
-        lowest, highest = self.range
-        if values.dtype.kind != "f" and (limit := np.iinfo(values.dtype).max / self.per_metre) < highest:
+        if values.dtype.itemsize == 1 and not self.scaled:
             raise ValueError(
-                f"depths of {8 * values.dtype.itemsize} bits end at {limit:g} m with {self.per_metre:g} per metre, "
-                f"but an image may show {highest:g} m; save a 16-bit PNG"
+                f"depths of 8 bits end at {255 / self.per_metre:g} m with {self.per_metre:g} per metre; save a 16-bit "
+                "PNG, or give the value of one metre, such as ?scale=25.5"
             )
-        if not values.any():
-            raise ValueError("no pixel has a depth: all values are 0")
-        depth = values.astype(np.float32) / np.float32(self.per_metre)
+        measured = (values != 0) & ((values != 0xFFFF) | (values.dtype.itemsize != 2))
+        if not measured.any():
+            raise ValueError("no pixel has a depth: all values mean that nothing was measured")
+        depth = np.where(measured, values.astype(np.float32) / np.float32(self.per_metre), np.float32(0))
+        if not (depth >= 0).all() or not np.isfinite(depth).all():
+            raise ValueError("the file holds negative, infinite or NaN values; save 0 where nothing was measured")
+        lowest, highest = self.range
         if not lowest <= depth.max() <= highest:
             raise ValueError(
-                f"the largest value is {values.max():g}, read as {depth.max():g} m, but an image's largest depth must "
-                f"be from {lowest:g} to {highest:g} m; is it in another unit? Save {self.per_metre:g} for each metre"
+                f"the largest value is {depth.max() * self.per_metre:g}, read as {depth.max():g} m, but an image's "
+                f"largest depth must be from {lowest:g} to {highest:g} m; is it in another unit (?unit=cm)? Save "
+                f"{self.per_metre:g} for each metre"
             )
         return depth
 

@@ -1,6 +1,7 @@
 """Scene sets: images with masks of classes, objects, depth maps or pairs, named by a URL and read from its folder.
 
-    LAYOUT:ROOT      a folder as downloaded; a layout is a file of downstream/layouts/, or a plugin
+    LAYOUT:ROOT      a folder as downloaded; a layout is a file of downstream/layouts/, or a plugin. `?NAME=VALUE&...`
+                     at its end sets options of the layout
     tiny-LAYOUT:     scenes of scikit-learn's digits in the same layout, drawn into the cache
 
 Opening a set lists its files and decodes no image. N images, K classes, H x W pixels.
@@ -11,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,17 +20,26 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from downstream.data.listing import IGNORED, DepthMaps, ImagePairs, Instances, Listing, PairAnnotation
+from downstream.data.listing import IGNORED, DepthMaps, ImagePairs, Instances, Listing, PairAnnotation, Videos
 from downstream.data.reading import check_values, named_in_errors
 from engine.distributed import World
 from engine.extensions import extensions, load_extension
-from engine.files import folder_atomic, read_regular
+from engine.files import folder_atomic, open_regular, read_regular
 from engine.machine import run_on_core_threads
 from engine.printing import did_you_mean
 from engine.progress import Progress
 from engine.tasks import Workspace
 from imagesets.decoding import MAX_BYTES, decode_rgb, open_image, orientation_of
-from imagesets.sets import SPLITS, Split, content_digest, contents_digest, read_head
+from imagesets.sets import (
+    SPLITS,
+    URL_OPTIONS,
+    MissingSplit,
+    Split,
+    content_digest,
+    contents_digest,
+    parse_options,
+    read_head,
+)
 from imagesets.walk import BROKEN_LINK_SIZE, MAX_INT64
 
 TINY = "tiny-"
@@ -36,7 +47,7 @@ TINY_VERSION = 1  # raise it when a tiny set's files would have other pixels und
 MAX_NAMED_CLASSES = 8  # classes without pixels that a warning names
 MAX_COUNTED_MASKS = 2000  # masks of a split in which a run counts the pixels of each class before it trains
 
-Kind = TypeVar("Kind", Listing, Instances, DepthMaps, ImagePairs)
+Kind = TypeVar("Kind", Listing, Instances, DepthMaps, ImagePairs, Videos)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +85,13 @@ class SceneSet:
         """The listing, if it is one of image pairs; otherwise raises ValueError."""
         return self._listing_of_kind(ImagePairs, "spair")
 
+    @cached_property
+    def videos(self) -> dict[str, list[int]]:
+        """Name of each video, the folder of its frames -> their indices. ValueError if the listing is not of videos."""
+        images = self._listing_of_kind(Videos, "davis").images
+        folders = groupby(range(len(images)), lambda index: images[index].split("/")[-2])
+        return {name: list(frames) for name, frames in folders}
+
     @property
     def depth_maps(self) -> DepthMaps:
         """The listing, if it is one of depth maps; otherwise raises ValueError."""
@@ -109,6 +127,7 @@ class SceneSet:
             state.update(f"{name} {size}\n".encode(errors="surrogateescape"))
         if isinstance(self.listing, Listing) and self.listing.own_classes:
             state.update(repr((self.listing.classes, self.listing.classes_of, self.listing.colours)).encode())
+        state.update(self.listing.meaning.encode())
         return state.hexdigest()
 
     @cached_property
@@ -167,12 +186,22 @@ class SceneSet:
         return replace(self, url=f"{self.url}#{name}", listing=self.listing.take(indices))
 
     def limited(self, count: int) -> "SceneSet":
-        """At most `count` scenes, evenly spaced. Raises ValueError if count is below 1."""
+        """At most `count` scenes, evenly spaced; of videos, about as many frames, in whole videos.
+
+        Raises ValueError if count is below 1.
+        """
         if count >= len(self):
             return self
         if count < 1:
             raise ValueError(f"{self.url}: a limit of {count} images leaves none; give 1 or more")
-        return self.subset(np.arange(count) * len(self) // count, f"limited-{count}")
+        if not isinstance(self.listing, Videos):
+            return self.subset(np.arange(count) * len(self) // count, f"limited-{count}")
+        names = list(self.videos)
+        number = max(1, count * len(names) // len(self))
+        chosen = [names[index] for index in np.arange(number) * len(names) // number]
+        frames = [index for name in chosen for index in self.videos[name]]
+        notes = (*self.notes, f"limited to {number} of {len(names)} videos: {', '.join(chosen)}")
+        return replace(self, listing=replace(self.listing, notes=notes)).subset(frames, f"limited-{count}")
 
 
 def open_scenes(url: str, split: Split, cache: Path) -> SceneSet:
@@ -181,7 +210,7 @@ def open_scenes(url: str, split: Split, cache: Path) -> SceneSet:
     Raises:
         ValueError: unknown scheme, missing folder, empty split, or images without annotations.
     """
-    layout, place = parse_scene_url(url)
+    layout, place, options = parse_scene_url(url)
     tiny = url.startswith(TINY)
     root = tiny_folder(layout, cache) if tiny else Path(place)
     module = load_extension("layouts", layout)
@@ -190,7 +219,9 @@ def open_scenes(url: str, split: Split, cache: Path) -> SceneSet:
             if not root.is_dir():
                 raise ValueError(f"no folder {root}")
             root = module.recognised(root)
-        listing = module.listed(root, split)
+        listing = module.listed(root, split, **options)
+    except MissingSplit as error:
+        raise MissingSplit(f"{url}: {error}") from error
     except (ValueError, OSError) as error:
         raise ValueError(f"{url}: {error}") from error
     if not listing.images:
@@ -220,15 +251,14 @@ def draw_tiny_sets(urls: Iterable[str], cache: Path, world: World) -> None:
         world.on_rank0(lambda: [tiny_folder(layout, cache) for layout in layouts if layout])
 
 
-def open_both(space: Workspace) -> tuple[SceneSet, SceneSet]:
-    """Training and validation scenes of the workspace's set.
+def open_both(space: Workspace, splits: Sequence[Split] = SPLITS) -> list[SceneSet]:
+    """Training and validation scenes of the workspace's set, or those of other `splits`.
 
     Every process reads the annotations itself: COCO's take seconds to parse, but would be gigabytes to send.
     """
     draw_tiny_sets([space.data], space.cache, space.world)
     opener = partial(open_scenes, cache=space.cache)
-    train, val = space.world.on_all_ranks(lambda: [space.images(split, opener) for split in SPLITS])
-    return train, val
+    return space.world.on_all_ranks(lambda: [space.images(split, opener) for split in splits])
 
 
 def layout_of(url: str) -> str:
@@ -255,13 +285,13 @@ def served_layouts(layout: str) -> tuple[str, ...]:
     return tuple(getattr(load_extension("layouts", layout), "SERVES", ()))
 
 
-def parse_scene_url(url: str) -> tuple[str, str]:
-    """Layout and folder of a URL, with ~ expanded; "" for the folder of a tiny set.
+def parse_scene_url(url: str) -> tuple[str, str, dict[str, str]]:
+    """Layout, folder, with ~ expanded, and options of a URL; "" for the folder of a tiny set.
 
     Raises:
-        ValueError: the scheme is unknown, the folder is missing, or a tiny set has one.
+        ValueError: the scheme or an option is unknown, the folder is missing, or a tiny set has one.
     """
-    scheme, colon, place = url.partition(":")
+    scheme, colon, place = URL_OPTIONS.sub("", url).partition(":")
     layout = scheme.removeprefix(TINY)
     if not colon or layout not in extensions("layouts"):
         urls = {name: f"{name}:{place}" for name, place in scene_schemes().items()}
@@ -270,7 +300,7 @@ def parse_scene_url(url: str) -> tuple[str, str]:
         raise ValueError(f"{url}: the tiny set is drawn and takes no path; write {scheme}:")
     if not scheme.startswith(TINY) and not place:
         raise ValueError(f"{url}: give the folder, {scheme}:/data/{scheme}")
-    return layout, os.path.expanduser(place)
+    return layout, os.path.expanduser(place), parse_options(url, "layouts", layout)
 
 
 def scene_image(scenes: SceneSet, index: int) -> Image.Image:
@@ -313,11 +343,30 @@ def scene_depth(scenes: SceneSet, index: int, size: tuple[int, int]) -> np.ndarr
     listing = scenes.depth_maps
     path = scenes.root / listing.depths[index]
     with named_in_errors(path):
-        values = np.asarray(open_image(read_regular(path, MAX_BYTES)))
+        image = open_image(read_regular(path, MAX_BYTES))
+        values = np.asarray(image.convert("RGB") if image.mode == "P" else image)  # numbers in a palette are no depth
     try:
         return listing.metres(values, size)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """Width and height of an image in pixels, from its header. Raises ValueError, naming the file."""
+    with named_in_errors(path), open_regular(path) as file, Image.open(file) as image:
+        return image.size
+
+
+def check_video(scenes: SceneSet, frames: Sequence[int]) -> None:
+    """Raise ValueError, naming the file, unless frames and masks have one size and the first mask shows an object."""
+    paths = [path for index in frames for path in (scenes.image_path(index), scenes.mask_path(index))]
+    first = image_size(paths[0])
+    for path in paths:
+        if (size := image_size(path)) != first:
+            raise ValueError(f"{path}: {size} pixels, and the first frame of the video {first}; all need one size")
+    mask = scene_mask(scenes, frames[0])
+    if not ((mask > 0) & (mask != IGNORED)).any():
+        raise ValueError(f"{paths[1]}: the first frame shows no object to follow; give its mask")
 
 
 def scene_pair(scenes: SceneSet, number: int, sizes: Mapping[int, tuple[int, int]]) -> PairAnnotation:
@@ -350,7 +399,7 @@ def count_pixels(mask: np.ndarray, classes: int) -> np.ndarray:
 
 
 class CheckedScene(NamedTuple):
-    """Facts about a scene that can be used. pixels: `count_pixels` of its mask, or None if the set has no masks."""
+    """Facts about a scene that can be used. pixels: `count_pixels` of its mask, or None if it has none of classes."""
 
     digest: int  # of the image's file
     is_turned: bool  # by an EXIF orientation, which is ignored
@@ -367,7 +416,11 @@ def check_scene(scenes: SceneSet, index: int) -> CheckedScene:
         data = read_regular(scenes.image_path(index), MAX_BYTES)
         image = decode_rgb(data, str(scenes.image_path(index)))
     (width, height), pixels = image.size, None
-    if isinstance(scenes.listing, Listing):
+    if isinstance(scenes.listing, Videos):
+        scene_mask(scenes, index, (height, width))
+        frames = scenes.videos[scenes.image_path(index).parent.name]
+        check_video(scenes, frames if index == frames[0] else [frames[0], index])
+    elif isinstance(scenes.listing, Listing):
         pixels = count_pixels(scene_mask(scenes, index, (height, width)), len(scenes.classes))
     elif isinstance(scenes.listing, Instances):
         scenes.listing.check_size(index, height, width)

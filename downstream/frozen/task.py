@@ -26,6 +26,7 @@ from downstream.metrics.scores import weighted_scores
 from engine.progress import Progress
 from engine.tasks import Metric, Score, Task, Workspace, resampled, resamples_of
 from engine.work import Part, Scale, Work
+from imagesets.sets import SPLITS, Split
 
 # Mean and standard deviation with which several sources normalise the images of every network.
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -92,16 +93,17 @@ class FrozenTask(Task):
         if space.decode != "exact":
             raise ValueError(f"{space.data}: dense tasks read images exactly; run them without --decode {space.decode}")
 
-    def load_scenes(self, export: FrozenExport, space: Workspace) -> tuple[UsableScenes, UsableScenes]:
-        """Usable training and validation scenes.
+    def load_scenes(
+        self, export: FrozenExport, space: Workspace, splits: Sequence[Split] = SPLITS
+    ) -> list[UsableScenes]:
+        """Usable training and validation scenes, or those of other `splits`.
 
         Raises:
             ValueError: the task cannot evaluate the network or the images, or --skip-bad would leave no image.
         """
         self.check_network(export.spec)
         self.check_images(space)
-        train, val = (usable_scenes(scenes, space) for scenes in open_both(space))
-        return train, val
+        return [usable_scenes(scenes, space) for scenes in open_both(space, splits)]
 
 
 def check_classes(space: Workspace, *splits: UsableScenes) -> None:

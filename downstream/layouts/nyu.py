@@ -1,24 +1,32 @@
-"""NYU Depth v2 as extracted by BTS: images of rooms with depth in millimetres.
+"""NYU Depth v2 as extracted by BTS, or depth of your own: images of rooms with depth in millimetres.
 
     ROOT/nyu_train.txt, nyu_test.txt        one line per image: image, depth, focal length; 24 231 and 654 lines
     ROOT/<scene>/rgb_*.jpg                  640 x 480
-    ROOT/<scene>/sync_depth_*.png           16-bit PNG of millimetres, 0 where nothing was measured
+    ROOT/<scene>/sync_depth_*.png           16-bit PNG of millimetres, 0 or 65535 where nothing was measured
 
-The scenes may also be in a folder NYU/ or nyu/ next to the lists. Paths in the lists may begin with a slash.
+The scenes may also be in a folder NYU/ or nyu/ next to the lists. Paths in the lists may begin with a slash. The lists
+may also be called train.txt and val.txt or test.txt; other options of the URL:
+
+    ?train=LIST&val=LIST    lists of any name
+    ?unit=m&scale=5000      a unit, m, cm or mm, and the value of one unit (by default 1); ?scale= alone is of a metre
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from downstream.data.listing import DepthMaps, find_folder
+from downstream.data.listing import DepthMaps
 from downstream.data.tiny_scenes import save_image, save_lines
+from engine.files import read_text
 from imagesets.sets import Split
 
-LISTS = {"train": "nyu_train.txt", "val": "nyu_test.txt"}
-IMAGES = {split: f"the folders that {name} names" for split, name in LISTS.items()}
+LISTS = {"train": ("nyu_train.txt", "train.txt"), "val": ("nyu_test.txt", "val.txt", "test.txt")}  # the first is read
+OPTIONS = ("unit", "scale", *LISTS)
+UNITS = {"m": 1.0, "cm": 100.0, "mm": 1000.0}  # -> number of them in a metre
+IMAGES = {split: f"the folders that {names[0]} names" for split, names in LISTS.items()}
 COUNTS = {"train": 24231, "val": 654}
 SCENE_FOLDERS = ("NYU", "nyu")
 DEPTH_RANGE = (0.1, 20.0)  # metres; the largest depth in an image of a room is within it
@@ -27,32 +35,44 @@ TINY_COUNTS = {"train": 64, "val": 24}  # images of a split, which are also the 
 
 
 def recognised(root: Path) -> Path:
-    """The folder with both lists: `root`, or NYU or nyu in it."""
-    advice = "give the folder of BTS's extraction that holds both lists"
-    return find_folder(root, (*LISTS.values(),), advice, SCENE_FOLDERS)
+    """The folder with the lists: NYU or nyu in `root` if they are there, else `root`."""
+    names = [name for split_names in LISTS.values() for name in split_names]
+    folders = (root, *(root / folder for folder in SCENE_FOLDERS))
+    return next((folder for folder in folders if any((folder / name).is_file() for name in names)), root)
 
 
-def listed(root: Path, split: Split) -> DepthMaps:
-    """All images of one split, sorted by path. Raises ValueError if a line is wrong or a file is missing."""
+def listed(root: Path, split: Split, unit: str = "", scale: str = "", train: str = "", val: str = "") -> DepthMaps:
+    """All images of one split, sorted by path. Raises ValueError if an option or line is wrong or a file is missing."""
+    own = train if split == "train" else val
+    names = (own,) if own else LISTS[split]
+    if not (present := [name for name in names if (root / name).is_file()]):
+        raise ValueError(f"there is no list {' or '.join(names)} in {root}; name yours, such as ?{split}=LIST")
+    unit = unit or ("m" if scale else "mm")
+    if unit not in UNITS or not (re.fullmatch(r"\d+(\.\d+)?", scale or "1") and float(scale or 1)):
+        raise ValueError(f"unit is {', '.join(UNITS)}, and scale the value of one {unit}, a number above 0")
+    per_metre = UNITS[unit] * float(scale or 1)
     prefix = next((f"{name}/" for name in SCENE_FOLDERS if (root / name).is_dir()), "")
     images, depths = [], []
-    lines = (root / LISTS[split]).read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(root / present[0]).splitlines(), 1):
         words = line.split()
         if len(words) not in (0, 2, 3):
-            raise ValueError(f"{LISTS[split]}, line {number}: {line!r}; write IMAGE DEPTH FOCAL_LENGTH")
+            raise ValueError(f"{present[0]}, line {number}: {line!r}; write IMAGE DEPTH FOCAL_LENGTH")
         if words:
             images.append(prefix + words[0].lstrip("/"))
             depths.append(prefix + words[1].lstrip("/"))
     if missing := [name for name in (*images, *depths) if not (root / name).is_file()]:
-        raise ValueError(f"{len(missing)} files of {LISTS[split]} are not there, such as {missing[0]}")
+        raise ValueError(f"{len(missing)} files of {present[0]} are not there, such as {missing[0]}")
     pairs = sorted(zip(images, depths, strict=True))
+    notes = [f"{len(images)} images, the set has {COUNTS[split]}"] if len(images) != COUNTS[split] else []
+    notes += [f"{present[0]} is read, not {' or '.join(present[1:])}"] if present[1:] else []
     return DepthMaps(
         images=tuple(image for image, _ in pairs),
         depths=tuple(depth for _, depth in pairs),
-        per_metre=1000.0,
+        per_metre=per_metre,
         range=DEPTH_RANGE,
-        notes=() if len(images) == COUNTS[split] else (f"{len(images)} images, the set has {COUNTS[split]}",),
+        scaled=bool(scale),
+        meaning="" if per_metre == UNITS["mm"] else f"{per_metre:g} per metre",
+        notes=tuple(notes),
     )
 
 
@@ -64,7 +84,7 @@ def write_tiny(root: Path, split: Split) -> None:
         save_image(root / image, pixels, quality=95)
         Image.fromarray(millimetres).save(root / depth)
         lines.append(f"/{image} /{depth} 518.8579")
-    save_lines(root / LISTS[split], lines)
+    save_lines(root / LISTS[split][0], lines)
 
 
 def tiny_rooms(split: Split) -> Iterator[tuple[np.ndarray, np.ndarray]]:

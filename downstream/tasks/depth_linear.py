@@ -6,7 +6,9 @@ crop. The last step is reported; nothing is selected.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -18,7 +20,7 @@ from torchvision.transforms import functional as vision
 from checkpoints.backbone import Backbone
 from checkpoints.flops import forward_flops
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from downstream.data.scenes import SceneSet, scene_depth, scene_image
+from downstream.data.scenes import SceneSet, open_both, scene_depth, scene_image
 from downstream.frozen.heads import HeadTask
 from downstream.frozen.task import Layer, Random, UsableScenes, backbone_of, pad_centred, patch_maps, round_up_to_patch
 from engine.printing import say
@@ -311,6 +313,23 @@ class DepthLinear(HeadTask):
         if self.layers == "four" and spec.depth < 4:
             raise ValueError(f"{spec.label} has {spec.depth} blocks, and {self.KEY} reads four; layers=last")
 
+    def check_images(self, space: Workspace) -> None:
+        super().check_images(space)
+        for scenes in open_both(space):
+            space.world.on_rank0(partial(self.check_depths, scenes, space.skip_bad))
+
+    def check_depths(self, scenes: SceneSet, skip_bad: bool) -> None:
+        """ValueError unless a pixel of the scenes counts. Reads scenes until one has such a pixel."""
+        for index in range(len(scenes)):
+            with suppress(*[ValueError] if skip_bad else []):
+                if evaluation_mask(read_scene(scenes, index)[1], self.depths, self.eigen).any():
+                    return
+        low, high = self.depths
+        raise ValueError(
+            f"{scenes.url}: no pixel of {scenes.split} that counts has a depth from {low:g} to {high:g} m; is it in "
+            f"another unit (?unit=cm), or the range too small (--set {self.KEY}.depths=...)?"
+        )
+
     def read_layers(self, spec: FrozenSpec) -> list[Layer]:
         """The layers that the head reads."""
         if self.layers == "last":
@@ -430,7 +449,7 @@ def unit_warnings(images: UsableScenes) -> list[str]:
         return []
     return [
         f"{images.scenes.url}: {len(checked)} depth maps of {images.scenes.split} end at {farthest:g} m; if they show "
-        f"rooms, they are in another unit: save {images.scenes.depth_maps.per_metre:g} for each metre"
+        f"rooms, they are in another unit (?unit=cm): save {images.scenes.depth_maps.per_metre:g} for each metre"
     ]
 
 

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
 from math import ceil
 from typing import Any, ClassVar
 
@@ -22,7 +21,7 @@ from torch.nn import functional as F
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
-from downstream.data.scenes import SceneSet, scene_image, scene_mask
+from downstream.data.scenes import SceneSet, check_video, open_both, scene_image, scene_mask
 from downstream.frozen.task import (
     FrozenTask,
     backbone_of,
@@ -36,6 +35,7 @@ from downstream.frozen.task import (
 )
 from downstream.layouts.davis import MIN_FRAMES
 from downstream.metrics.scores import closing_seconds
+from engine.printing import say
 from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from engine.tasks import Outcome, Protocol, Workspace, smoke_protocol
 from engine.work import Kind, Scale, Work, seconds_of
@@ -184,6 +184,7 @@ class VideoPropagation(FrozenTask):
     COST: ClassVar[float] = 3.0
     LAYOUT: ClassVar[str] = "davis"
     KEY: ClassVar[str] = "video_propagation"
+    NEEDS_TRAIN: ClassVar[bool] = False
 
     short: PositiveInt = 480  # shorter side of the frames in pixels
     frames: PositiveInt = 7  # preceding frames whose masks are read, in addition to the first
@@ -201,6 +202,12 @@ class VideoPropagation(FrozenTask):
             )
         return size[0] // spec.patch_size, size[1] // spec.patch_size
 
+    def check_images(self, space: Workspace) -> None:
+        super().check_images(space)
+        (scenes,) = open_both(space, ["val"])
+        if not space.skip_bad:
+            space.world.on_rank0(lambda: [check_video(scenes, frames) for frames in scenes.videos.values()])
+
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
         rows, columns = self.grid(spec, *FRAME_SIZE)
@@ -215,8 +222,8 @@ class VideoPropagation(FrozenTask):
 
     def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
         """Seconds of a frame, from reading to its scores, and of a resample of the videos."""
-        scenes, backbone = self.load_scenes(export, space)[1].scenes, backbone_of(export, space)
-        videos = group_videos(scenes)
+        (val,) = self.load_scenes(export, space, ["val"])
+        scenes, backbone, videos = val.scenes, backbone_of(export, space), list(val.scenes.videos.values())
         frames = videos[0][: max(MIN_FRAMES, self.frames + 2)]
         truth = read_truth(scenes, frames)
         video_of_object = np.repeat(np.arange(len(videos)), OBJECTS_PER_VIDEO)
@@ -227,14 +234,15 @@ class VideoPropagation(FrozenTask):
         return {"evaluation": video_seconds / len(frames), "closing": closing_seconds(score, len(videos))}
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        _, val = self.load_scenes(export, space)
+        (val,) = self.load_scenes(export, space, ["val"])
         scenes, backbone = val.scenes, backbone_of(export, space)
-        videos = group_videos(scenes)
-        names = [scenes.image_path(frames[0]).parent.name for frames in videos]
+        if space.world.is_rank0 and scenes.url != space.data:  # --limit
+            say(f"{scenes.url}: {scenes.notes[-1]}", errors=True)
+        names, videos = list(scenes.videos), list(scenes.videos.values())
         left_out = {
             name: f"{np.isin(frames, val.indices, invert=True).sum()} of its {len(frames)} frames cannot be used"
             for name, frames in zip(names, videos, strict=True)
-            if len(frames) < MIN_FRAMES or not np.isin(frames, val.indices).all()
+            if not np.isin(frames, val.indices).all()
         }
         usable = np.array([number for number, name in enumerate(names) if name not in left_out], int)
 
@@ -257,8 +265,7 @@ class VideoPropagation(FrozenTask):
                 by_video[names[number]] = result
         if not by_video:
             raise ValueError(
-                f"{scenes.url}: none of the {len(videos)} videos can be used: a video needs {MIN_FRAMES} frames, all "
-                "of them readable; raise --limit or mend what `bench data check` names"
+                f"{scenes.url}: none of the {len(videos)} videos can be used; `bench data check` names what to mend"
             )
         objects = np.concatenate(list(by_video.values()))  # (N, 6)
         video_of_object = np.repeat(np.arange(len(by_video)), [len(values) for values in by_video.values()])
@@ -318,20 +325,14 @@ class VideoPropagation(FrozenTask):
         return np.stack(labels)
 
 
-def group_videos(scenes: SceneSet) -> list[list[int]]:
-    """Indices of the frames of each video: those in one folder."""
-    return [list(frames) for _, frames in groupby(range(len(scenes)), lambda index: scenes.image_path(index).parent)]
-
-
 def read_truth(scenes: SceneSet, frames: list[int]) -> np.ndarray:
     """Object numbers (T, H, W) of a video, IGNORED for pixels that no score counts.
 
     Raises:
         ValueError: a mask, which the message names, has another size than the first, or the first shows no object.
     """
+    check_video(scenes, frames[:1])
     first = scene_mask(scenes, frames[0])
-    if not ((first > 0) & (first != IGNORED)).any():
-        raise ValueError(f"{scenes.mask_path(frames[0])}: the first frame shows no object to follow; give its mask")
     size = (first.shape[0], first.shape[1])
     return np.stack([first, *(scene_mask(scenes, index, size) for index in frames[1:])])
 

@@ -19,6 +19,7 @@ from own_networks import write_networks
 from PIL import Image
 from toy_scenes import PLAIN, SPECS, export_of, kill_at_call, workspace
 
+from bench.__main__ import main
 from checkpoints.resolve import load_frozen
 from downstream.data.scenes import decode_scenes, open_scenes, scene_depth, tiny_folder
 from downstream.frozen import heads as training
@@ -184,16 +185,100 @@ def test_bad_scenes_are_named_or_skipped(tmp_path):
         (np.full((30, 40), 5000, np.uint16), "the depth is 30 x 40 pixels and its image 60 x 80"),
         (np.full((60, 80), 200, np.uint8), "depths of 8 bits end at 0.255 m"),
         (np.full((60, 80, 3), 200, np.uint8), "16-bit grey PNG"),
+        (np.full((60, 80), 65535, np.uint16), "no pixel has a depth"),
+        *[
+            (np.where(np.eye(60, 80), bad, 5000), "negative, infinite or NaN")
+            for bad in (np.nan, np.inf, -np.inf, -1.0)
+        ],
     ],
 )
 def test_impossible_depths_are_refused(values, message, tmp_path):
     nyu = tiny_folder("nyu", tmp_path)
     scenes = open_scenes(f"nyu:{nyu}", "val", tmp_path)
-    Image.fromarray(values).save(nyu / scenes.listing.depths[3])
+    image = Image.fromarray(values.astype(np.float32) if values.dtype == float else values)
+    image.save(nyu / scenes.listing.depths[3], "TIFF" if values.dtype == float else "PNG")
     with pytest.raises(ValueError, match=message):
         scene_depth(scenes, 3, (60, 80))
     (line,) = decode_scenes(scenes)[0].values()
     assert scenes.listing.depths[3] in line and message in line
+
+
+def own_depth(nyu, convert) -> None:
+    """Rewrite the depth files as `convert(metres (H, W) float64)`, and call the lists train.txt and val.txt."""
+    for path in nyu.rglob("sync_depth_*.png"):
+        Image.fromarray(convert(np.asarray(Image.open(path)) / 1000)).save(path, "TIFF")
+    for old, new in (("nyu_train.txt", "train.txt"), ("nyu_test.txt", "val.txt")):
+        (nyu / old).rename(nyu / new)
+
+
+@pytest.mark.parametrize(
+    ("convert", "options", "tolerance"),
+    [
+        (lambda metres: metres.astype(np.float32), "?unit=m", 1e-6),
+        (lambda metres: np.round(100 * metres).astype(np.uint16), "?unit=cm", 5.1e-3),
+        (lambda metres: np.round(1000 * metres).astype(np.int32), "?unit=mm", 1e-6),
+        (lambda metres: np.where(metres, np.round(1000 * metres), 65535).astype(np.uint16), "", 1e-6),
+        (lambda metres: np.where(metres, np.round(5000 * metres), 65535).astype(np.uint16), "?scale=5000", 1e-4),
+        (lambda metres: np.round(25.5 * metres).astype(np.uint8), "?scale=25.5", 0.02),
+        (lambda metres: np.round(25 * metres).astype(np.uint8), "?unit=cm&scale=0.25", 0.0201),
+    ],
+)
+def test_own_depth_is_read_in_its_unit(convert, options, tolerance, tmp_path):
+    nyu = tiny_folder("nyu", tmp_path)
+    expected = open_scenes(f"nyu:{nyu}", "val", tmp_path)
+    metres = scene_depth(expected, 2, (60, 80))
+    own_depth(nyu, convert)
+    scenes = open_scenes(f"nyu:{nyu}{options}", "val", tmp_path)
+    np.testing.assert_allclose(scene_depth(scenes, 2, (60, 80)), metres, atol=tolerance)
+    assert scenes.listing.images == expected.listing.images and not decode_scenes(scenes)[0]
+    if options not in ("", "?unit=mm"):
+        assert open_scenes(f"nyu:{nyu}", "val", tmp_path).fingerprint != scenes.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("?unit=km", "unit"),
+        ("?scale=0", "scale"),
+        ("?scale=-5", "scale"),
+        ("?scale=nan", "scale"),
+        ("?scal=5", "'scale'"),
+        ("?unit=m&unit=cm", "twice"),
+        ("?val=none.txt", r"no list none\.txt"),
+    ],
+)
+def test_wrong_options_of_depth_are_refused(options, message, tmp_path):
+    nyu = tiny_folder("nyu", tmp_path)
+    with pytest.raises(ValueError, match=message) as error:
+        open_scenes(f"nyu:{nyu}{options}", "val", tmp_path)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="no option 'unit'"):
+        open_scenes("tiny-davis:?unit=m", "val", tmp_path)
+
+
+def test_lists_may_have_any_name(tmp_path):
+    nyu = tiny_folder("nyu", tmp_path)
+    (nyu / "mine.txt").write_text("\ufeff" + (nyu / "nyu_test.txt").read_text())
+    own = open_scenes(f"nyu:{nyu}?val=mine.txt", "val", tmp_path)
+    assert own.fingerprint == open_scenes(f"nyu:{nyu}", "val", tmp_path).fingerprint
+    (nyu / "test.txt").write_text("")
+    assert any("test.txt" in note for note in open_scenes(f"nyu:{nyu}", "val", tmp_path).notes)
+    with (nyu / "nyu_test.txt").open("r+b") as file:
+        file.truncate(3 << 30)  # sparse: takes no space
+    with pytest.raises(ValueError, match=r"nyu_test\.txt: 3,221,225,472 bytes"):
+        open_scenes(f"nyu:{nyu}", "val", tmp_path)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_depths_that_do_not_count_are_found_before_a_run_and_by_the_check(split, tmp_path, capsys):
+    nyu = tiny_folder("nyu", tmp_path)
+    for path in (nyu / f"room_{split}").glob("*.png"):
+        Image.fromarray(np.full((60, 80), 12000, np.uint16)).save(path)
+    with pytest.raises(ValueError, match=f"no pixel of {split}.* to 10 m"):
+        DEPTHS.check_images(workspace(tmp_path, f"nyu:{nyu}"))
+    code, text = main(["data", "check", f"nyu:{nyu}"]), capsys.readouterr().out
+    assert code == 1 and f"no pixel of {split}" in text
+    replace(DEPTHS, depths=(0.001, 15.0)).check_images(workspace(tmp_path, f"nyu:{nyu}"))
 
 
 def test_depths_in_centimetres_are_warned_of(tmp_path, capsys):

@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 from toy_scenes import export_of, workspace
 
-from downstream.data.scenes import decode_scenes, open_scenes, tiny_folder
+from bench.__main__ import main
+from downstream.data.scenes import decode_scenes, open_scenes, scene_mask, tiny_folder
 from downstream.tasks.video_propagation import PROTOCOLS, mean_scores
 from engine.tasks import Outcome
 
@@ -52,10 +53,70 @@ def test_bad_videos_are_named_or_skipped(tmp_path):
         run_task(tmp_path, url)
     assert str(error.value).startswith(f"{empty}: ") and "\n" not in str(error.value)
     result = run_task(tmp_path, url, skip_bad=True)
-    assert result.facts["videos"] == ["val2"] and list(result.facts["videos left out"]) == ["val1", "val0"]
-    assert result.facts["val"]["skipped"].keys() == {str(small).replace("Annotations", "JPEGImages")[:-3] + "jpg"}
-    (line,) = decode_scenes(open_scenes(url, "val", tmp_path))[0].values()
-    assert str(small) in line
+    assert result.facts["videos"] == ["val2"] and list(result.facts["videos left out"]) == ["val0", "val1"]
+    names = [str(path).replace("Annotations", "JPEGImages")[:-3] + "jpg" for path in (empty, small)]
+    assert set(names) < result.facts["val"]["skipped"].keys()
+    lines = decode_scenes(open_scenes(url, "val", tmp_path))[0].values()
+    assert any(str(small) in line for line in lines) and any(line.startswith(f"{empty}: ") for line in lines)
+
+
+def test_frames_of_another_size_are_found_before_a_run_and_by_the_check(tmp_path, capsys):
+    davis = tiny_folder("davis", tmp_path)
+    for kind, suffix in (("JPEGImages", "jpg"), ("Annotations", "png")):
+        path = davis / kind / f"480p/val2/00003.{suffix}"
+        Image.open(path).resize((36, 24), Image.Resampling.NEAREST).save(path)
+    with pytest.raises(ValueError, match=r"val2/00003\.jpg: \(36, 24\)"):
+        TASK.check_images(workspace(tmp_path, f"davis:{davis}", limit=None))
+    TASK.check_images(workspace(tmp_path, f"davis:{davis}", limit=None, skip_bad=True))
+    code, text = main(["data", "check", f"davis:{davis}"]), capsys.readouterr().out
+    assert code == 1 and "val2/00003.jpg" in text
+
+
+def test_a_limit_takes_whole_videos_and_names_them(tmp_path, capsys):
+    for limit, names in ((1, ["val0"]), (8, ["val0"]), (17, ["val0", "val1"])):
+        result = run_task(tmp_path, limit=limit)
+        assert result.facts["videos"] == names and result.facts["val"]["images"] == 8 * len(names)
+        assert f"{len(names)} of 3 videos: {', '.join(names)}" in capsys.readouterr().err
+        assert any(", ".join(names) in note for note in result.facts["notes"])
+
+
+def as_davis_2016(davis):
+    """Turn a set into DAVIS 2016's form: one object of 255 in grey masks, and lists of pairs of paths."""
+    for path in davis.rglob("*.png"):
+        Image.fromarray((np.asarray(Image.open(path)) > 0).astype(np.uint8) * 255).save(path)
+    for split in ("train", "val"):
+        frames = sorted(davis.glob(f"JPEGImages/480p/{split}*/*.jpg"))
+        pairs = [str(frame.relative_to(davis)) for frame in frames]
+        lines = [f"/{name} /{name.replace('JPEGImages', 'Annotations')[:-3]}png \n" for name in pairs]
+        (davis / f"ImageSets/2017/{split}.txt").write_text("".join(lines))
+    (davis / "ImageSets/2017").rename(davis / "ImageSets/480p")
+
+
+def test_davis_2016_is_read_as_it_comes(tmp_path, capsys):
+    davis = tiny_folder("davis", tmp_path)
+    of_2017 = open_scenes(f"davis:{davis}", "val", tmp_path)
+    as_davis_2016(davis)
+    scenes = open_scenes(f"davis:{davis}", "val", tmp_path)
+    assert scenes.listing.images == of_2017.listing.images and scenes.fingerprint != of_2017.fingerprint
+    assert np.unique(scene_mask(scenes, 0)).tolist() == [0, 1]
+    result = run_task(tmp_path, f"davis:{davis}")
+    assert result.facts["objects"] == 3 and any("DAVIS 2016" in note for note in result.facts["notes"])
+    code, text = main(["data", "check", f"davis:{davis}"]), capsys.readouterr().out
+    assert code == 0 and "3 videos" in text and "classes" not in text and "object 2" not in text
+    Image.fromarray(np.full((48, 72), 38, np.uint8)).save(davis / "Annotations/480p/val0/00001.png")
+    assert "the value 38" in next(iter(decode_scenes(scenes)[0].values()))
+
+
+def test_validation_videos_are_enough(tmp_path, capsys):
+    davis = tiny_folder("davis", tmp_path)
+    (davis / "ImageSets/2017/train.txt").unlink()
+    result = run_task(tmp_path, f"davis:{davis}")
+    assert result.numbers == run_task(tmp_path).numbers
+    code, text = main(["data", "check", f"davis:{davis}"]), capsys.readouterr().out
+    assert code == 0 and "train.txt" in text
+    (davis / "ImageSets/2017/val.txt").rename(davis / "ImageSets/2017/train.txt")
+    code, text = main(["data", "check", f"davis:{davis}"]), capsys.readouterr().out
+    assert code == 1 and "val.txt" in text
 
 
 def test_missing_frames_are_refused(tmp_path):

@@ -163,7 +163,7 @@ class VideoDrawer(Drawer):
     note = "Masks of the first frame, propagated to the last frame that is scored; colours are objects."
 
     def rows(self) -> list[list[int]]:
-        return video_propagation.group_videos(self.scenes)
+        return list(self.scenes.videos.values())
 
     def image(self, row: list[int]) -> Panel:
         return super().image(row[-2])
