@@ -408,7 +408,7 @@ def problem_of(job: Job, spec: FrozenSpec, space: Workspace) -> str:
         return ""
     try:
         job.chosen.task.summary(spec, job.images)
-        if space.opened.known(job.data.url, "train") is not None:  # not opened in plans for an assumed machine
+        if space.opened.known(job.data.url, "val") is not None:  # not opened in plans for an assumed machine
             job.chosen.task.check_images(replace(job.workspace(space), world=World()))
     except Exception as error:  # mostly settings that do not fit; a plugin may raise anything
         return in_one_line(error).removeprefix(f"{job.data.url}: ")
