@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 import msgspec
 import numpy as np
 
+from downstream.data.boxes import Box, has_area, reaches_out
 from engine.files import read_text
 from imagesets.walk import EXTENSIONS, is_hidden, note_on_hidden, visible_and_hidden
 
@@ -193,13 +194,14 @@ class DepthMaps(SceneFiles):
 class PairAnnotation(msgspec.Struct, frozen=True):
     """The fields that are read of a pair's file in SPair-71k, in pixels.
 
-    Sizes are width, height and channels; the box is x1, y1, x2, y2 of the object in the target. Keypoints (x, y) are
-    those visible in both images, in the same order.
+    Sizes are width, height and channels; boxes are x1, y1, x2, y2 of the object. Keypoints (x, y) are those visible in
+    both images, in the same order.
     """
 
     src_imsize: tuple[int, int, int]
     trg_imsize: tuple[int, int, int]
-    trg_bndbox: tuple[float, float, float, float]
+    src_bndbox: Box
+    trg_bndbox: Box
     src_kps: list[tuple[float, float]]
     trg_kps: list[tuple[float, float]]
     viewpoint_variation: int
@@ -208,12 +210,13 @@ class PairAnnotation(msgspec.Struct, frozen=True):
         """Check the source (end 0) or the target (end 1) against its image of `size` (width, height).
 
         Raises:
-            ValueError: the file gives another size, or a keypoint lies outside of the image.
+            ValueError: the file gives another size, or a keypoint or the box lies outside of the image, or the box has
+                no area.
         """
         if end == 0:
-            name, stated_size, keypoints = "source", self.src_imsize, self.src_kps
+            name, stated_size, keypoints, box = "source", self.src_imsize, self.src_kps, self.src_bndbox
         else:
-            name, stated_size, keypoints = "target", self.trg_imsize, self.trg_kps
+            name, stated_size, keypoints, box = "target", self.trg_imsize, self.trg_kps, self.trg_bndbox
         if stated_size[:2] != size:
             raise ValueError(
                 f"the {name} should have {stated_size[0]} x {stated_size[1]} pixels (width x height), but its image "
@@ -222,6 +225,11 @@ class PairAnnotation(msgspec.Struct, frozen=True):
         for x, y in keypoints:
             if not (0 <= x <= size[0] and 0 <= y <= size[1]):
                 raise ValueError(f"keypoint {x:g}, {y:g} lies outside of the {name} of {size[0]} x {size[1]} pixels")
+        if not has_area(box) or reaches_out(box, size):
+            raise ValueError(
+                f"the box {', '.join(f'{edge:g}' for edge in box)} of the {name} is no x1, y1, x2, y2 within its "
+                f"{size[0]} x {size[1]} pixels"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,6 +374,12 @@ def named_files(
     return tuple(f"{folder}/{files[name][0]}" for name in names)
 
 
+def check_different(names: Iterable[str], kind: str) -> None:
+    """Raise ValueError if a name occurs twice. kind: what the names are, such as "images of val.txt"."""
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"{len(repeated)} {kind} are listed twice, such as {repeated[0]}; list each once")
+
+
 def read_names(file: Path, advice: str) -> list[str]:
     """The first word of each line that is not empty.
 
@@ -375,16 +389,8 @@ def read_names(file: Path, advice: str) -> list[str]:
     if not file.is_file():
         raise ValueError(f"there is no list {file}; {advice}")
     names = [line.split()[0] for line in read_text(file).splitlines() if line.strip()]
-    refuse_repeated(names, str(file))
+    check_different(names, f"names of {file}")
     return names
-
-
-def refuse_repeated(names: Iterable[str], where: str) -> None:
-    """Raise ValueError if a name is repeated. where: the list of names, for the message."""
-    if repeated := {name: count for name, count in Counter(names).items() if count > 1}:
-        name, count = next(iter(repeated.items()))
-        others = f", and {len(repeated) - 1} more names repeatedly" if len(repeated) > 1 else ""
-        raise ValueError(f"{where} lists {name} {count} times{others}; keep one line of each")
 
 
 def files_below(folder: Path, endings: str | tuple[str, ...] = "") -> list[str]:

@@ -15,8 +15,7 @@ file without outlines ("segmentation" is empty or absent everywhere) only boxes 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,9 +23,24 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from downstream.data.listing import Entry, Instances, check_present, garbage_collection_paused
+from downstream.data.boxes import (
+    BEYOND,
+    IGNORED_OBJECTS,
+    NO_AREA,
+    NO_OUTLINE,
+    OFF_OUTLINE,
+    REPEATED,
+    Box,
+    cut_at_border,
+    has_area,
+    is_off,
+    reaches_out,
+)
+from downstream.data.listing import Entry, Instances, check_different, check_present, garbage_collection_paused
 from downstream.data.tiny_scenes import HEIGHT, WIDTH, tiny_objects
+from engine.files import read_json
 from imagesets.sets import Split
+from imagesets.walk import EXTENSIONS
 
 IMAGES = {"train": "train2017", "val": "val2017"}
 FILES = {  # possible annotation files of each split -> folder of their images
@@ -42,6 +56,7 @@ FILES = {  # possible annotation files of each split -> folder of their images
         "val/_annotations.coco.json": "val",
     },
 }
+TEST_FILES = ("annotations/instances_test2017.json", "annotations/instances_test.json", "test/_annotations.coco.json")
 COUNTS = {"train": 118287, "val": 5000}
 TINY_CATEGORIES = {0: 2, 1: 3, 4: 44, 7: 90}  # digit -> category id in the tiny set, with gaps as in COCO
 CROWD_PERIOD = 8  # one of so many scenes of the tiny set has a crowd
@@ -66,15 +81,16 @@ class ImageEntry(msgspec.Struct):
     width: Side
 
 
-class Annotation(msgspec.Struct):
+class Annotation(msgspec.Struct, kw_only=True):
     """An entry of "annotations": one object."""
 
-    id: Id
+    id: Any = None  # only for messages; annotations are numbered by their place
     image_id: Id
     category_id: Id
     bbox: tuple[float, float, float, float]  # x, y, width, height in pixels
     area: float = 0.0
     iscrowd: int | bool = 0
+    ignore: int | bool = 0
     # Polygons x1, y1, x2, y2, ..., or a mask.
     segmentation: list[Annotated[list[float], msgspec.Meta(min_length=1)]] | RunLengths | None = None
 
@@ -111,31 +127,26 @@ def listed(root: Path, split: Split) -> Instances:
     if not name:
         raise ValueError(f"there is no file {' nor '.join(files)}")
     with garbage_collection_paused():
-        listing = parse_instances(read_json(root / name, name), split, files[name], name)
+        listing = parse_instances(read_json(root / name, type=CocoFile), split, files[name], name)
     folder = root / files[name]
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
-    present = (path.name for path in folder.iterdir())
-    check_present([entry["file_name"] for entry in listing.entries], present, f"images of {split}", folder.name)
+    present = {path.name for path in folder.iterdir()}
+    file_names = [entry["file_name"] for entry in listing.entries]
+    check_present(file_names, present, f"images of {split}", folder.name)
+    notes = list(listing.notes)
+    if extra := sum(file.lower().endswith(EXTENSIONS) for file in present.difference(file_names)):
+        notes.append(f"{extra} images in {folder.name}/ that {name} does not list are not read")
+    others = (*files, *(TEST_FILES if split == "val" else ()))
+    notes += [f"{other} is not read" for other in others if other != name and (root / other).is_file()]
     count = len(listing.images)
     if name.endswith("2017.json") and count != COUNTS[split]:
-        return replace(listing, notes=(*listing.notes, f"{count} images, COCO 2017 has {COUNTS[split]}"))
-    return listing
-
-
-def read_json(path: Path, name: str) -> Entry:
-    """The contents of the annotation file `name`. Raises ValueError if it is not JSON with a list of images."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:  # ValueError: of the JSON or of its encoding
-        raise ValueError(f"{name} is no JSON ({error}); write or unpack it again") from error
-    if not isinstance(content, dict) or not isinstance(content.get("images"), list):
-        raise ValueError(f"{name} has no list 'images'; give COCO's instances, with images, annotations and categories")
-    return content
+        notes.append(f"{count} images, COCO 2017 has {COUNTS[split]}")
+    return replace(listing, notes=tuple(notes))
 
 
 def parse_instances(
-    content: Mapping[str, Any],
+    content: CocoFile,
     split: Split,
     folder: str,
     name: str,
@@ -144,10 +155,12 @@ def parse_instances(
 ) -> Instances:
     """The listing of the images and objects in the contents of an annotation file.
 
+    Objects get the ids 1, 2, ..., whatever the file says: COCO's own evaluation takes an object with id 0 for none.
+
     Args:
-        content: contents in the form of a `CocoFile`.
+        content: of the annotation file, or in its form.
         split: the split of the images, for notes.
-        folder: folder of the images, relative to the root.
+        folder: folder of the images, relative to the root; "" for the root.
         name: the annotation file, or the folder of the annotation files, relative to the root.
         annotation_files: the annotation files in the folder `name`; None if `name` is the only one.
         notes: further notes of the listing.
@@ -155,38 +168,89 @@ def parse_instances(
     Raises:
         ValueError: the contents are inconsistent; the message names the entry.
     """
-    try:
-        msgspec.convert(content, CocoFile)
-    except msgspec.ValidationError as error:  # its message names the entry
-        raise ValueError(f"{name}: {error}") from error
-    for kind in ("images", "annotations", "categories"):
-        if len({entry["id"] for entry in content[kind]}) < len(content[kind]):
+    for kind, entries in (("images", content.images), ("categories", content.categories)):
+        if len({entry.id for entry in entries}) < len(entries):
             raise ValueError(f"{name}: two of its {kind} have one id")
-    by_id = itemgetter("id")
-    categories = {category["id"]: str(category["name"]) for category in sorted(content["categories"], key=by_id)}
-    entries = sorted(content["images"], key=by_id)
-    sizes = {entry["id"]: (entry["height"], entry["width"]) for entry in entries}
-    has_outlines = any(annotation.get("segmentation") for annotation in content["annotations"])
-    objects: dict[int, list[Entry]] = {entry["id"]: [] for entry in entries}
-    for annotation in content["annotations"]:
-        _check_annotation(name, annotation, categories, sizes, has_outlines)
-        if "area" not in annotation:
-            annotation = annotation | {"area": annotation["bbox"][2] * annotation["bbox"][3]}
-        objects[annotation["image_id"]].append(annotation)
+    images = sorted(content.images, key=attrgetter("id"))
+    check_different((image.file_name for image in images), f"images of {name}")
+    categories = {category.id: str(category.name) for category in sorted(content.categories, key=attrgetter("id"))}
+    sizes = {image.id: (image.height, image.width) for image in images}
+    has_outlines = any(annotation.segmentation for annotation in content.annotations)
+    objects: dict[int, list[Entry]] = {image.id: [] for image in images}
+    faults: dict[str, list[str]] = {}  # text of a note -> annotations that it counts
+    boxes = set()
+    for number, annotation in enumerate(content.annotations, 1):
+        title = f"annotation {number if annotation.id is None else annotation.id}"
+        _check_annotation(name, title, annotation, categories, sizes, has_outlines)
+        found, entry = _object(annotation, sizes[annotation.image_id])
+        box = (annotation.image_id, annotation.category_id, annotation.bbox)
+        for fault in (*found, REPEATED) if box in boxes else found:
+            faults.setdefault(fault, []).append(title)
+        boxes.add(box)
+        if entry:
+            objects[annotation.image_id].append({"id": number, **entry})
+    total = len(content.annotations)
+    counted = [f"{len(of)} of {total} objects of {split} {fault}; the first is {of[0]}" for fault, of in faults.items()]
     return Instances(
-        images=tuple(f"{folder}/{entry['file_name']}" for entry in entries),
-        entries=tuple(entries),
+        images=tuple(f"{folder}/{image.file_name}".removeprefix("/") for image in images),
+        entries=tuple(msgspec.structs.asdict(image) for image in images),
         objects=tuple(tuple(annotations) for annotations in objects.values()),
         categories=categories,
         annotations=name,
         annotation_files=(name,) if annotation_files is None else annotation_files,
-        notes=(*_notes(split, list(objects.values()), categories, has_outlines), *notes),
+        notes=(*_notes(split, list(objects.values()), categories, has_outlines), *counted, *notes),
     )
+
+
+def _object(annotation: Annotation, size: tuple[int, int]) -> tuple[list[str], Entry]:
+    """Faults of an annotation that notes count, and its entry in a listing, empty if it is neither trained nor scored.
+
+    size: height and width of the image.
+    """
+    outline, shape = annotation.segmentation, size[::-1]
+    x, y, width, height = annotation.bbox
+    box = whole = (x, y, x + width, y + height)
+    inside, faults = cut_at_border(box, shape), []
+    if has_area(box) and reaches_out(box, shape):
+        box, faults = inside, [BEYOND]
+    if not has_area(box) or inside[0] >= inside[2] or inside[1] >= inside[3]:
+        return [NO_AREA], {}
+    entry = {
+        "image_id": annotation.image_id,
+        "category_id": annotation.category_id,
+        "bbox": list(annotation.bbox) if box is whole else [box[0], box[1], box[2] - box[0], box[3] - box[1]],
+        "iscrowd": int(bool(annotation.iscrowd or annotation.ignore)),
+    }
+    entry["area"] = annotation.area if annotation.area > 0 else entry["bbox"][2] * entry["bbox"][3]
+    if annotation.ignore and not annotation.iscrowd:
+        faults.append(IGNORED_OBJECTS)
+    if isinstance(outline, RunLengths):
+        entry["segmentation"] = {"size": list(outline.size), "counts": outline.counts}
+    elif outline:  # polygons that mmdet does not take for one (LoadAnnotations._process_masks) are left out
+        entry["segmentation"] = [polygon for polygon in outline if len(polygon) >= 6 and len(polygon) % 2 == 0]
+        if not entry["segmentation"]:
+            return [NO_OUTLINE], {}
+    if outline and is_off(box, cut_at_border(_outline_box(entry["segmentation"]), shape)):
+        faults.append(OFF_OUTLINE)
+    return faults, entry
+
+
+def _outline_box(outline: Any) -> Box:
+    """The box around all polygons, or around a mask."""
+    if isinstance(outline, list):
+        xs, ys = ([value for polygon in outline for value in polygon[start::2]] for start in (0, 1))
+        return min(xs), min(ys), max(xs), max(ys)
+    from pycocotools import mask
+
+    lengths = mask.frPyObjects(outline, *outline["size"]) if isinstance(outline["counts"], list) else outline
+    x, y, width, height = mask.toBbox(lengths).tolist()
+    return x, y, x + width, y + height
 
 
 def _check_annotation(
     name: str,
-    annotation: Entry,
+    title: str,
+    annotation: Annotation,
     categories: Mapping[int, str],
     sizes: Mapping[int, tuple[int, int]],
     has_outlines: bool,
@@ -195,55 +259,51 @@ def _check_annotation(
 
     sizes: id of an image -> height and width in pixels. has_outlines: whether annotations of the file have outlines.
     """
-    number, outline = annotation["id"], annotation.get("segmentation")
-    if annotation["category_id"] not in categories:
+    outline = annotation.segmentation
+    if annotation.category_id not in categories:
         raise ValueError(
-            f"{name}: annotation {number} is of category {annotation['category_id']}, which is none of its "
+            f"{name}: {title} is of category {annotation.category_id}, which is none of its "
             f"{len(categories)} categories; is this the annotation of another version of the set?"
         )
-    if annotation["image_id"] not in sizes:
-        raise ValueError(f"{name}: annotation {number} is of image {annotation['image_id']}, which it does not list")
-    size = sizes[annotation["image_id"]]
-    x, y, width, height = annotation["bbox"]
-    _check_coordinates(name, number, "box", [x, y, x + width, y + height], size)
+    if annotation.image_id not in sizes:
+        raise ValueError(f"{name}: {title} is of image {annotation.image_id}, which it does not list")
+    size = sizes[annotation.image_id]
     if has_outlines and not outline:
         raise ValueError(
-            f"{name}: annotation {number} has a box but no outline, while others have outlines; give all objects "
+            f"{name}: {title} has a box but no outline, while others have outlines; give all objects "
             "polygons, or none of them to use only boxes"
         )
-    if isinstance(outline, dict):
-        _check_run_lengths(name, number, outline, size)
-    if isinstance(outline, list):
-        for polygon in outline:
-            _check_coordinates(name, number, "polygon", polygon, size)
+    if isinstance(outline, RunLengths):
+        _check_run_lengths(name, title, outline, size)
+    for polygon in outline if isinstance(outline, list) else ():
+        _check_polygon(name, title, polygon, size)
 
 
-def _check_coordinates(name: str, number: int, shape: str, values: Sequence[float], size: tuple[int, int]) -> None:
-    """Raise ValueError unless all coordinates are finite and at most the longer side outside of the image.
+def _check_polygon(name: str, title: str, values: Sequence[float], size: tuple[int, int]) -> None:
+    """Raise ValueError unless all coordinates are at most the longer side outside of the image.
 
-    Drawing a shape takes memory for its whole extent, however far outside of the image it is.
+    Drawing a polygon takes memory for its whole extent, however far outside of the image it is.
     """
     longer = max(size)
-    if not (isfinite(sum(values)) and -longer <= min(values) and max(values) <= 2 * longer):
-        wrong = next((value for value in values if not -longer <= value <= 2 * longer), sum(values))
+    if not (-longer <= min(values) and max(values) <= 2 * longer):
+        wrong = next(value for value in values if not -longer <= value <= 2 * longer)
         raise ValueError(
-            f"{name}: the {shape} of annotation {number} holds the coordinate {wrong:g}, but its image is {size[0]} x "
+            f"{name}: the polygon of {title} holds the coordinate {wrong:g}, but its image is {size[0]} x "
             f"{size[1]} pixels (height x width); correct or remove the annotation"
         )
 
 
-def _check_run_lengths(name: str, number: int, outline: Mapping[str, Any], size: tuple[int, int]) -> None:
-    """Raise ValueError unless the run lengths of annotation `number` are a mask of `size` (height, width)."""
-    if tuple(outline["size"]) != size:
+def _check_run_lengths(name: str, title: str, outline: RunLengths, size: tuple[int, int]) -> None:
+    """Raise ValueError unless the run lengths of the annotation `title` are a mask of `size` (height, width)."""
+    if outline.size != size:
         raise ValueError(
-            f"{name}: the mask of annotation {number} is {outline['size']} pixels and its image "
+            f"{name}: the mask of {title} is {list(outline.size)} pixels and its image "
             f"{list(size)}; take both from the same download"
         )
-    counts = outline["counts"]
-    lengths = decode_run_lengths(counts) if isinstance(counts, str) else counts
+    lengths = decode_run_lengths(outline.counts) if isinstance(outline.counts, str) else outline.counts
     if sum(lengths) != size[0] * size[1] or min(lengths, default=0) < 0:
         raise ValueError(
-            f"{name}: the run lengths of annotation {number} are no mask of {size[0]} x {size[1]} pixels: they add up "
+            f"{name}: the run lengths of {title} are no mask of {size[0]} x {size[1]} pixels: they add up "
             f"to {sum(lengths)}, the least is {min(lengths, default=0)}; correct or remove the annotation"
         )
 

@@ -46,6 +46,8 @@ def listed(root: Path, split: Split) -> ImagePairs:
                 "000001-a-b:cat.json"
             )
         source, target, title = parts.groups()
+        if source == target:
+            raise ValueError(f"{PAIRS[split]}/{file} is a pair of an image with itself; remove it")
         pairs.append((f"{title}/{source}.jpg", f"{title}/{target}.jpg"))
     images = sorted({image for pair in pairs for image in pair})
     check_present(images, files_below(root / "JPEGImages", ".jpg"), f"images of {split}", "JPEGImages")

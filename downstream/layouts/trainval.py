@@ -13,8 +13,9 @@ Nothing is trained, so both splits are the same images. Difficult objects count,
 from dataclasses import replace
 from pathlib import Path
 
-from downstream.data.listing import Instances, check_present, files_below, garbage_collection_paused
+from downstream.data.listing import Instances, check_different, check_present, files_below, garbage_collection_paused
 from downstream.layouts import coco, vocboxes
+from engine.files import read_json, read_text
 from imagesets.sets import Split
 
 IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
@@ -47,7 +48,8 @@ def _listed_coco(root: Path) -> Instances:
     if name is None:
         raise ValueError(f"there is no file {' nor '.join(COCO_FILES)}; unpack the annotations of COCO")
     folder = COCO_FILES[name]
-    lines = (root / COCO_LIST).read_text(encoding="utf-8").split()
+    lines = read_text(root / COCO_LIST).split()
+    check_different(lines, f"images of {COCO_LIST}")
     try:
         ids = {int(Path(line).stem.rpartition("_")[2]) for line in lines}
     except ValueError as error:
@@ -55,13 +57,15 @@ def _listed_coco(root: Path) -> Instances:
             f"{COCO_LIST}: {error}; its lines end in a number, as COCO_train2014_000000000009.jpg"
         ) from error
     with garbage_collection_paused():
-        coco_train = coco.parse_instances(coco.read_json(root / name, name), "train", folder, name)
-    listing = coco_train.take([index for index, entry in enumerate(coco_train.entries) if entry["id"] in ids])
+        content = read_json(root / name, type=coco.CocoFile)
+        content.images = [image for image in content.images if image.id in ids]
+        content.annotations = [annotation for annotation in content.annotations if annotation.image_id in ids]
+        listing = coco.parse_instances(content, "val", folder, name)
+    file_names = [entry["file_name"] for entry in listing.entries]
     if missing := ids - {entry["id"] for entry in listing.entries}:
         raise ValueError(f"{name} lacks {len(missing)} of {len(ids)} images of {COCO_LIST}: {min(missing)}, ...")
-    file_names = [entry["file_name"] for entry in listing.entries]
     check_present(file_names, files_below(root / folder, ".jpg"), f"images of {COCO_LIST}", folder)
-    return replace(listing, notes=())
+    return listing
 
 
 def write_tiny(root: Path, split: Split) -> None:

@@ -5,17 +5,20 @@
     ROOT/ImageSets/Main/{train,val}.txt          names, one per line; test.txt if there is no val.txt
 
 The classes are the names of the objects in both lists, sorted. Objects marked as difficult are neither trained nor
-scored. VOC counts pixels from 1, so a box extends from xmin - 1 to xmax; parts outside of the image are cut off.
+scored. VOC counts pixels from 1, so a box extends from xmin - 1 to xmax; parts outside of the image are cut off. Other
+lists, such as test.txt beside val.txt, are not read.
 """
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
-from downstream.data.listing import Entry, Instances, check_present, find_folder, read_names
+from downstream.data.listing import Instances, check_different, check_present, find_folder, read_names
 from downstream.data.tiny_scenes import save_image, save_lines, tiny_objects
-from downstream.layouts.coco import parse_instances
+from downstream.layouts.coco import Annotation, Category, CocoFile, ImageEntry, parse_instances
 from engine.files import read_regular
 from imagesets.decoding import MAX_BYTES, UnreadableImage, open_image, read_bytes
 from imagesets.sets import SPLITS, Split
@@ -24,6 +27,7 @@ from imagesets.walk import EXTENSIONS
 IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
 SERVES = ("coco",)  # layouts whose tasks run on these sets too
 LISTS = {"train": ("train.txt",), "val": ("val.txt", "test.txt")}
+MAX_DEPTH = 100  # levels of an annotation's elements; VOC's parts of persons are on the fifth
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 Object = tuple[str, list[float], bool]  # class; x1, y1, x2, y2 in pixels from 0; whether it is difficult
@@ -38,7 +42,12 @@ def recognised(root: Path) -> Path:
 def listed(root: Path, split: Split) -> Instances:
     """All images of one split, in the order of its list. Raises ValueError if a file is missing or cannot be read."""
     names = {name: _split_names(root, name) for name in SPLITS}
-    return read_boxes(root, names[split], [*names["train"], *names["val"]], split)
+    listing = read_boxes(root, names[split], [*names["train"], *names["val"]], split)
+    val, test = (root / "ImageSets" / "Main" / name for name in LISTS["val"])
+    if split == "val" and val.is_file() and test.is_file():
+        unread = f"{test.name}, with {len(unique_names(test, 'test'))} images, is not read beside {val.name}"
+        return replace(listing, notes=(*listing.notes, unread))
+    return listing
 
 
 def read_boxes(root: Path, names: list[str], names_for_classes: list[str], split: Split) -> Instances:
@@ -60,29 +69,28 @@ def read_boxes(root: Path, names: list[str], names_for_classes: list[str], split
     }
     classes = sorted({title for _, objects in annotations.values() for title, _, _ in objects})
     category_ids = {title: number for number, title in enumerate(classes, 1)}
-    entries: list[Entry] = []
-    boxes: list[Entry] = []
-    empty_boxes: list[str] = []  # name of the image of each box without an area
+    entries: list[ImageEntry] = []
+    boxes: list[Annotation] = []
     for image_id, name in enumerate(names, 1):
         size, objects = annotations[name]
-        width, height = size or _image_size(root / "JPEGImages" / images[name])
-        entries.append({"id": image_id, "file_name": images[name], "height": height, "width": width})
-        for title, corners, difficult in objects:
-            bounds = (width, height, width, height)
-            x1, y1, x2, y2 = (min(max(corner, 0.0), bound) for corner, bound in zip(corners, bounds, strict=True))
-            if x1 >= x2 or y1 >= y2:
-                empty_boxes.append(name)
-                continue
-            ids = {"id": len(boxes) + 1, "image_id": image_id, "category_id": category_ids[title]}
-            boxes.append(ids | {"bbox": [x1, y1, x2 - x1, y2 - y1], "iscrowd": int(difficult)})
-    categories = [{"id": number, "name": title} for title, number in category_ids.items()]
+        width, height = size or image_size(root / "JPEGImages" / images[name])
+        entries.append(ImageEntry(id=image_id, file_name=images[name], height=height, width=width))
+        for title, (x1, y1, x2, y2), difficult in objects:
+            boxes.append(
+                Annotation(
+                    id=f"of {name}.xml",
+                    image_id=image_id,
+                    category_id=category_ids[title],
+                    bbox=(x1, y1, x2 - x1, y2 - y1),
+                    iscrowd=difficult,
+                )
+            )
+    categories = [Category(id=number, name=title) for title, number in category_ids.items()]
     notes = []
-    if empty_boxes:
-        notes.append(
-            f"boxes of {split} without an area are left out: {len(empty_boxes)}, the first in {empty_boxes[0]}.xml"
-        )
+    if unread := len(images.keys() - set(names_for_classes)):
+        notes.append(f"{unread} of {len(images)} images in JPEGImages/ are in none of the lists that are read")
     return parse_instances(
-        {"images": entries, "annotations": boxes, "categories": categories},
+        CocoFile(images=entries, annotations=boxes, categories=categories),
         split,
         "JPEGImages",
         "Annotations",
@@ -99,8 +107,7 @@ def _split_names(root: Path, split: Split) -> list[str]:
 def unique_names(file: Path, split: str) -> list[str]:
     """The names of images in a list. Raises ValueError if there is no such file, or if it lists an image twice."""
     names = read_names(file, f"write the names of the images of {split} there, one a line")
-    if len(set(names)) < len(names):
-        raise ValueError(f"{file} lists an image twice")
+    check_different(names, f"images of {file}")
     return names
 
 
@@ -110,16 +117,34 @@ def _read_annotation(path: Path) -> tuple[tuple[int, int] | None, list[Object]]:
     Raises ValueError if the file is missing or cannot be read.
     """
     try:
-        content = read_regular(path, MAX_BYTES)
-        if b"<!DOCTYPE" in content:  # it may declare entities that expand to gigabytes
-            raise ValueError("it declares a document type; save it without")
-        tree = ElementTree.fromstring(content)
+        parser = ElementTree.XMLParser(target=_ShallowTree())
+        parser.feed(read_regular(path, MAX_BYTES))
+        tree = parser.close()
         width, height = (int(float(tree.findtext(f"size/{side}") or 0)) for side in ("width", "height"))
         return (width, height) if min(width, height) > 0 else None, list(_objects(tree))
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}; an image without objects needs one too") from None
-    except (ElementTree.ParseError, ValueError, OverflowError) as error:
+    except (ElementTree.ParseError, ValueError, OverflowError, LookupError) as error:  # LookupError: of the encoding
         raise ValueError(f"{path} is no annotation of Pascal VOC ({error}); correct it") from error
+
+
+class _ShallowTree(ElementTree.TreeBuilder):
+    """A tree of at most MAX_DEPTH levels, because deleting a deep one overflows the stack, and without entities."""
+
+    depth = 0
+
+    def start(self, tag: Any, attrs: Any, /) -> ElementTree.Element:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise ValueError(f"it has more than {MAX_DEPTH} levels of elements")
+        return super().start(tag, attrs)
+
+    def end(self, tag: str, /) -> ElementTree.Element:
+        self.depth -= 1
+        return super().end(tag)
+
+    def doctype(self, name: str, public: str | None, system: str | None) -> None:  # may declare gigabytes of entities
+        raise ValueError("it declares a document type; save it without")
 
 
 def _objects(tree: ElementTree.Element) -> Iterator[Object]:
@@ -129,10 +154,11 @@ def _objects(tree: ElementTree.Element) -> Iterator[Object]:
         x1, y1, x2, y2 = corners = [float(item.findtext(f"bndbox/{corner}") or "nan") for corner in CORNERS]
         if not title or not all(map(isfinite, corners)):
             raise ValueError(f"object {number} needs a name and finite bndbox/{', '.join(CORNERS)}")
-        yield title, [x1 - 1, y1 - 1, x2, y2], (item.findtext("difficult") or "").strip() == "1"
+        x1, y1 = (max(edge - 1, min(edge, 0.0)) for edge in (x1, y1))  # 0 stays 0, in files that count from 0
+        yield title, [x1, y1, x2, y2], (item.findtext("difficult") or "").strip() == "1"
 
 
-def _image_size(path: Path) -> tuple[int, int]:
+def image_size(path: Path) -> tuple[int, int]:
     """Width and height in pixels of an image whose annotation does not give them."""
     try:
         return open_image(read_bytes(str(path))).size

@@ -71,8 +71,12 @@ def evaluate(
         arrays[f"{kind}_hits"], arrays[f"{kind}_passed"] = _match_all(listing, arrays, overlaps)
         metrics |= {f"{kind}_{name}": precision for name, precision in precisions.items()}
         ours = average_precisions(arrays, kind, np.ones((1, len(detections))))
-        differences = [abs(ours[name][0] - precision) for name, precision in precisions.items()]
-        assert all(difference < MAX_DIFFERENCE for difference in differences), (ours, metrics)
+        for name, precision in precisions.items():
+            if not abs(ours[name][0] - precision) < MAX_DIFFERENCE:
+                raise ValueError(
+                    f"{listing.annotations}: {evaluator_version()} computes {kind} {name} {precision:.6f} and this "
+                    f"project {ours[name][0]:.6f} from the same detections; please report this with the file"
+                )
     return metrics, arrays
 
 
@@ -96,18 +100,23 @@ def _evaluate_by_library(
 ) -> tuple[dict[str, float], Mapping[tuple[int, int], Any]]:
     """The library's AP, AP50 and AP75 in percent, and its overlaps (d, g) of detections and objects.
 
-    The overlaps are by (image id, category id).
+    The overlaps are by (row from 1, label). Images, classes and objects are numbered here, whatever their ids are.
     """
-    results = _coco_results(listing, detections, coco_type)
+    results = _coco_results(detections, coco_type)
     if not results:
         return dict.fromkeys(AP_THRESHOLDS, 0.0), {}
+    label_of = {category: label for label, category in enumerate(listing.categories)}
+    images = [{**entry, "id": row} for row, entry in enumerate(listing.entries, 1)]
+    # The library takes an object with id 0 for none, and one of two objects with the same id for both.
+    objects = ((row, annotation) for row, own in enumerate(listing.objects, 1) for annotation in own)
+    annotations = []
+    for number, (row, annotation) in enumerate(objects, 1):
+        ids = {"id": number, "image_id": row, "category_id": label_of[annotation["category_id"]]}
+        annotations.append({"iscrowd": 0} | annotation | ids)
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO()
-        truth.dataset = {
-            "images": list(listing.entries),
-            "annotations": [{"iscrowd": 0} | annotation for own in listing.objects for annotation in own],
-            "categories": [{"id": number, "name": title} for number, title in listing.categories.items()],
-        }
+        categories = [{"id": label, "name": name} for label, name in enumerate(listing.classes)]
+        truth.dataset = {"images": images, "annotations": annotations, "categories": categories}
         truth.createIndex()
         evaluation = COCOeval_faster(truth, truth.loadRes(results), coco_type)
         params = evaluation.params
@@ -122,10 +131,10 @@ def _evaluate_by_library(
     return precisions, evaluation.ious
 
 
-def _coco_results(listing: Instances, detections: Sequence[Detections], coco_type: str) -> list[dict[str, Any]]:
+def _coco_results(detections: Sequence[Detections], coco_type: str) -> list[dict[str, Any]]:
     """All detections in the form of COCO's result files, image by image."""
-    categories, results = list(listing.categories), []
-    for entry, detected in zip(listing.entries, detections, strict=True):
+    results = []
+    for row, detected in enumerate(detections, 1):
         if coco_type == "bbox":
             boxes = detected["bboxes"].astype(np.float64)
             boxes[:, 2:] -= boxes[:, :2]  # x1, y1, x2, y2 -> x, y, width, height
@@ -133,7 +142,7 @@ def _coco_results(listing: Instances, detections: Sequence[Detections], coco_typ
         else:
             key, shapes = "segmentation", detected["masks"]
         for k, (label, score) in enumerate(zip(detected["labels"].tolist(), detected["scores"].tolist(), strict=True)):
-            ids = {"image_id": entry["id"], "category_id": categories[label]}
+            ids = {"image_id": row, "category_id": label}
             results.append({**ids, "score": score, key: shapes[k]})
     return results
 
@@ -141,18 +150,17 @@ def _coco_results(listing: Instances, detections: Sequence[Detections], coco_typ
 def _match_all(
     listing: Instances, arrays: Mapping[str, np.ndarray], overlaps: Mapping[tuple[int, int], Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """hits and passed (N, D) uint16 of all detections, see `match`. overlaps: (d, g) by (image id, category id)."""
+    """hits and passed (N, D) uint16 of all detections, see `match`. overlaps: (d, g) by (row from 1, label)."""
     hits, passed = (np.zeros(arrays["classes"].shape, np.uint16) for _ in range(2))
     assert len(THRESHOLDS) <= 16  # bits of uint16
-    row_of = {entry["id"]: row for row, entry in enumerate(listing.entries)}
-    label_of = {category: label for label, category in enumerate(listing.categories)}
-    for (image_id, category), overlap in overlaps.items():
+    categories = list(listing.categories)
+    for (number, label), overlap in overlaps.items():
         if not len(overlap):
             continue
-        row = row_of[image_id]
-        objects = [annotation for annotation in listing.objects[row] if annotation["category_id"] == category]
+        row = number - 1
+        objects = [annotation for annotation in listing.objects[row] if annotation["category_id"] == categories[label]]
         crowd = np.array([bool(annotation.get("iscrowd", 0)) for annotation in objects])
-        detected = np.flatnonzero(arrays["classes"][row] == label_of[category])
+        detected = np.flatnonzero(arrays["classes"][row] == label)
         detected = detected[np.argsort(-arrays["scores"][row, detected], kind="stable")]
         hits[row, detected], passed[row, detected] = match(np.asarray(overlap), crowd)
     return hits, passed
