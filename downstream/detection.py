@@ -232,17 +232,11 @@ def trainable_scenes(train: SceneSet, val: SceneSet) -> SceneSet:
     Raises:
         ValueError: no image of a split has an object, or the splits have different categories.
     """
-    if dict(train.instances.categories) != dict(val.instances.categories):
-        raise ValueError(
-            f"{train.url}: {train.instances.annotations} and {val.instances.annotations} name other categories"
-        )
-    trainable = train.instances.trainable
-    for scenes, has_objects in ((train, len(trainable) > 0), (val, any(val.instances.objects))):
-        if not has_objects:
-            raise ValueError(
-                f"{scenes.url}: no image of {scenes.split} has an object, according to {scenes.instances.annotations}"
-            )
-    return train.subset(trainable, "with-objects")
+    try:
+        train.instances.check_with(val.instances)
+    except ValueError as error:
+        raise ValueError(f"{train.url}: {error}") from error
+    return train.subset(train.instances.trainable, "with-objects")
 
 
 def uses_masks(train: SceneSet, val: SceneSet) -> bool:

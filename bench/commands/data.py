@@ -145,6 +145,11 @@ def check_scenes(url: str, read_all: bool) -> int:
                     except ValueError as error:
                         problems.append(str(error))
                 say(*(f"    note: {line}" for line in notes))
+        if len(splits) == 2:
+            try:
+                splits[0].listing.check_with(splits[1].listing)
+            except ValueError as error:
+                problems.append(str(error))
         if len(checked) == 2 and splits[0].listing.files != splits[1].listing.files:
             digests = [{index: scene.digest for index, scene in readable.items()} for readable in checked]
             pairs = [(splits[0].image_path(i), splits[1].image_path(j)) for i, j in same_contents(*digests)]

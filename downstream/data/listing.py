@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import msgspec
 import numpy as np
 
-from downstream.data.boxes import Box, has_area, reaches_out
+from downstream.data.boxes import Box, box_fault
 from engine.files import read_text
 from imagesets.walk import EXTENSIONS, is_hidden, note_on_hidden, visible_and_hidden
 
@@ -42,6 +42,9 @@ class SceneFiles:
     images: tuple[str, ...]
     notes: tuple[str, ...] = ()
     meaning: str = ""
+
+    def check_with(self, val: Self) -> None:
+        """Raise ValueError if tasks cannot train on these scenes and evaluate on those of `val`."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -225,10 +228,10 @@ class PairAnnotation(msgspec.Struct, frozen=True):
         for x, y in keypoints:
             if not (0 <= x <= size[0] and 0 <= y <= size[1]):
                 raise ValueError(f"keypoint {x:g}, {y:g} lies outside of the {name} of {size[0]} x {size[1]} pixels")
-        if not has_area(box) or reaches_out(box, size):
+        if fault := box_fault(box, size):
+            edges = ", ".join(f"{edge:g}" for edge in box)
             raise ValueError(
-                f"the box {', '.join(f'{edge:g}' for edge in box)} of the {name} is no x1, y1, x2, y2 within its "
-                f"{size[0]} x {size[1]} pixels"
+                f"the box {edges} (x1, y1, x2, y2) of the {name}, {size[0]} x {size[1]} pixels, has {fault}"
             )
 
 
@@ -299,6 +302,18 @@ class Instances(SceneFiles):
         return np.flatnonzero(
             [bool(objects) and side >= MIN_SIDE for objects, side in zip(self.objects, shorter_sides, strict=True)]
         )
+
+    def check_with(self, val: Self) -> None:
+        """Raise ValueError if the splits have different categories, or no image of a split has an object."""
+        if dict(self.categories) != dict(val.categories):
+            number, name = min(self.categories.items() ^ val.categories.items())
+            raise ValueError(
+                f"{self.annotations} and {val.annotations} name other categories; number {number}, {name}, is not the "
+                "same in both"
+            )
+        for split, listing, usable in (("train", self, len(self.trainable)), ("val", val, any(val.objects))):
+            if not usable:
+                raise ValueError(f"no image of {split} has an object, according to {listing.annotations}")
 
     def check_size(self, index: int, height: int, width: int) -> None:
         """Raise ValueError if an image's height and width in pixels differ from those in its entry."""
@@ -377,7 +392,7 @@ def named_files(
 def check_different(names: Iterable[str], kind: str) -> None:
     """Raise ValueError if a name occurs twice. kind: what the names are, such as "images of val.txt"."""
     if repeated := [name for name, count in Counter(names).items() if count > 1]:
-        raise ValueError(f"{len(repeated)} {kind} are listed twice, such as {repeated[0]}; list each once")
+        raise ValueError(f"{len(repeated)} {kind} occur twice, such as {repeated[0]}; list each once")
 
 
 def read_names(file: Path, advice: str) -> list[str]:

@@ -23,19 +23,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from downstream.data.boxes import (
-    BEYOND,
-    IGNORED_OBJECTS,
-    NO_AREA,
-    NO_OUTLINE,
-    OFF_OUTLINE,
-    REPEATED,
-    Box,
-    cut_at_border,
-    has_area,
-    is_off,
-    reaches_out,
-)
+from downstream.data.boxes import BEYOND, NO_AREA, Box, box_fault, cut_at_border
 from downstream.data.listing import Entry, Instances, check_different, check_present, garbage_collection_paused
 from downstream.data.tiny_scenes import HEIGHT, WIDTH, tiny_objects
 from engine.files import read_json
@@ -58,6 +46,7 @@ FILES = {  # possible annotation files of each split -> folder of their images
 }
 TEST_FILES = ("annotations/instances_test2017.json", "annotations/instances_test.json", "test/_annotations.coco.json")
 COUNTS = {"train": 118287, "val": 5000}
+MAX_OFFSET, MAX_OFFSET_SHARE = 2.0, 0.1  # of a box from its outline: in pixels, and in longer sides of the box
 TINY_CATEGORIES = {0: 2, 1: 3, 4: 44, 7: 90}  # digit -> category id in the tiny set, with gaps as in COCO
 CROWD_PERIOD = 8  # one of so many scenes of the tiny set has a crowd
 
@@ -155,8 +144,6 @@ def parse_instances(
 ) -> Instances:
     """The listing of the images and objects in the contents of an annotation file.
 
-    Objects get the ids 1, 2, ..., whatever the file says: COCO's own evaluation takes an object with id 0 for none.
-
     Args:
         content: of the annotation file, or in its form.
         split: the split of the images, for notes.
@@ -177,20 +164,19 @@ def parse_instances(
     sizes = {image.id: (image.height, image.width) for image in images}
     has_outlines = any(annotation.segmentation for annotation in content.annotations)
     objects: dict[int, list[Entry]] = {image.id: [] for image in images}
-    faults: dict[str, list[str]] = {}  # text of a note -> annotations that it counts
+    counts: dict[str, list[str]] = {}  # text of a note -> the annotations that it counts
     boxes = set()
-    for number, annotation in enumerate(content.annotations, 1):
+    for number, annotation in enumerate(content.annotations, 1):  # which may have any ids, or none
         title = f"annotation {number if annotation.id is None else annotation.id}"
-        _check_annotation(name, title, annotation, categories, sizes, has_outlines)
-        found, entry = _object(annotation, sizes[annotation.image_id])
+        remarks, entry = _object(name, title, annotation, categories, sizes, has_outlines)
         box = (annotation.image_id, annotation.category_id, annotation.bbox)
-        for fault in (*found, REPEATED) if box in boxes else found:
-            faults.setdefault(fault, []).append(title)
+        for remark in (*remarks, "the class and box of another object") if box in boxes else remarks:
+            counts.setdefault(remark, []).append(title)
         boxes.add(box)
         if entry:
-            objects[annotation.image_id].append({"id": number, **entry})
-    total = len(content.annotations)
-    counted = [f"{len(of)} of {total} objects of {split} {fault}; the first is {of[0]}" for fault, of in faults.items()]
+            objects[annotation.image_id].append(entry)
+    total = f"{len(content.annotations)} objects in {split}"
+    counted = [f"{len(titles)} of {total} with {remark}; the first is {titles[0]}" for remark, titles in counts.items()]
     return Instances(
         images=tuple(f"{folder}/{image.file_name}".removeprefix("/") for image in images),
         entries=tuple(msgspec.structs.asdict(image) for image in images),
@@ -202,40 +188,71 @@ def parse_instances(
     )
 
 
-def _object(annotation: Annotation, size: tuple[int, int]) -> tuple[list[str], Entry]:
-    """Faults of an annotation that notes count, and its entry in a listing, empty if it is neither trained nor scored.
+def _object(
+    name: str,
+    title: str,
+    annotation: Annotation,
+    categories: Mapping[int, str],
+    sizes: Mapping[int, tuple[int, int]],
+    has_outlines: bool,
+) -> tuple[list[str], Entry]:
+    """Remarks on an annotation, for notes, and its entry in a listing, empty if it is neither trained on nor scored.
 
-    size: height and width of the image.
+    sizes: id of an image -> height and width in pixels. has_outlines: whether annotations of the file have outlines.
+
+    Raises:
+        ValueError: the annotation does not fit the categories and images of the file `name`.
     """
-    outline, shape = annotation.segmentation, size[::-1]
-    x, y, width, height = annotation.bbox
-    box = whole = (x, y, x + width, y + height)
-    inside, faults = cut_at_border(box, shape), []
-    if has_area(box) and reaches_out(box, shape):
-        box, faults = inside, [BEYOND]
-    if not has_area(box) or inside[0] >= inside[2] or inside[1] >= inside[3]:
-        return [NO_AREA], {}
+    outline: Any = annotation.segmentation
+    if annotation.category_id not in categories:
+        raise ValueError(
+            f"{name}: {title} is of category {annotation.category_id}, which is none of its "
+            f"{len(categories)} categories; is this the annotation of another version of the set?"
+        )
+    if annotation.image_id not in sizes:
+        raise ValueError(f"{name}: {title} is of image {annotation.image_id}, which it does not list")
+    if has_outlines and not outline:
+        raise ValueError(
+            f"{name}: {title} has a box but no outline, while others have outlines; give all objects "
+            "polygons, or none of them to use only boxes"
+        )
+    height, width = size = sizes[annotation.image_id]
+    if isinstance(outline, RunLengths):
+        _check_run_lengths(name, title, outline, size)
+        outline = {"size": list(size), "counts": outline.counts}
+    elif outline:
+        for polygon in outline:
+            _check_polygon(name, title, polygon, size)
+        # Others are no polygons for mmdet (LoadAnnotations._process_masks), and boxes or errors for pycocotools.
+        outline = [polygon for polygon in outline if len(polygon) >= 6 and len(polygon) % 2 == 0]
+        if not outline:
+            return ["no polygon of three points: neither trained on nor scored"], {}
+    x, y, w, h = annotation.bbox
+    box, remarks = (x, y, x + w, y + h), []
+    if (fault := box_fault(box, (width, height))) == BEYOND:
+        remarks.append(f"{BEYOND}, which are cut off; COCO's boxes are x, y, width, height")
+        x, y, *_ = box = cut_at_border(box, (width, height))
+        w, h = box[2] - x, box[3] - y
+        fault = box_fault(box, (width, height))
+    if fault:
+        return [f"{NO_AREA}: neither trained on nor scored"], {}
+    if outline:
+        edges = zip(box, cut_at_border(_box_around(outline), (width, height)), strict=True)
+        if max(abs(edge - other) for edge, other in edges) > max(MAX_OFFSET, MAX_OFFSET_SHARE * max(w, h)):
+            remarks.append("a box elsewhere than their outline; COCO's boxes are x, y, width, height")
+    if annotation.ignore and not annotation.iscrowd:
+        remarks.append("the mark 'ignore': neither trained on nor scored, like crowds")
     entry = {
         "image_id": annotation.image_id,
         "category_id": annotation.category_id,
-        "bbox": list(annotation.bbox) if box is whole else [box[0], box[1], box[2] - box[0], box[3] - box[1]],
+        "bbox": [x, y, w, h],
+        "area": annotation.area if annotation.area > 0 else w * h,  # mmdet does not train on objects of area 0
         "iscrowd": int(bool(annotation.iscrowd or annotation.ignore)),
     }
-    entry["area"] = annotation.area if annotation.area > 0 else entry["bbox"][2] * entry["bbox"][3]
-    if annotation.ignore and not annotation.iscrowd:
-        faults.append(IGNORED_OBJECTS)
-    if isinstance(outline, RunLengths):
-        entry["segmentation"] = {"size": list(outline.size), "counts": outline.counts}
-    elif outline:  # polygons that mmdet does not take for one (LoadAnnotations._process_masks) are left out
-        entry["segmentation"] = [polygon for polygon in outline if len(polygon) >= 6 and len(polygon) % 2 == 0]
-        if not entry["segmentation"]:
-            return [NO_OUTLINE], {}
-    if outline and is_off(box, cut_at_border(_outline_box(entry["segmentation"]), shape)):
-        faults.append(OFF_OUTLINE)
-    return faults, entry
+    return remarks, entry | {"segmentation": outline} if outline else entry
 
 
-def _outline_box(outline: Any) -> Box:
+def _box_around(outline: Any) -> Box:
     """The box around all polygons, or around a mask."""
     if isinstance(outline, list):
         xs, ys = ([value for polygon in outline for value in polygon[start::2]] for start in (0, 1))
@@ -245,38 +262,6 @@ def _outline_box(outline: Any) -> Box:
     lengths = mask.frPyObjects(outline, *outline["size"]) if isinstance(outline["counts"], list) else outline
     x, y, width, height = mask.toBbox(lengths).tolist()
     return x, y, x + width, y + height
-
-
-def _check_annotation(
-    name: str,
-    title: str,
-    annotation: Annotation,
-    categories: Mapping[int, str],
-    sizes: Mapping[int, tuple[int, int]],
-    has_outlines: bool,
-) -> None:
-    """Raise ValueError unless an annotation of the file `name` fits the categories and its image.
-
-    sizes: id of an image -> height and width in pixels. has_outlines: whether annotations of the file have outlines.
-    """
-    outline = annotation.segmentation
-    if annotation.category_id not in categories:
-        raise ValueError(
-            f"{name}: {title} is of category {annotation.category_id}, which is none of its "
-            f"{len(categories)} categories; is this the annotation of another version of the set?"
-        )
-    if annotation.image_id not in sizes:
-        raise ValueError(f"{name}: {title} is of image {annotation.image_id}, which it does not list")
-    size = sizes[annotation.image_id]
-    if has_outlines and not outline:
-        raise ValueError(
-            f"{name}: {title} has a box but no outline, while others have outlines; give all objects "
-            "polygons, or none of them to use only boxes"
-        )
-    if isinstance(outline, RunLengths):
-        _check_run_lengths(name, title, outline, size)
-    for polygon in outline if isinstance(outline, list) else ():
-        _check_polygon(name, title, polygon, size)
 
 
 def _check_polygon(name: str, title: str, values: Sequence[float], size: tuple[int, int]) -> None:

@@ -100,23 +100,20 @@ def _evaluate_by_library(
 ) -> tuple[dict[str, float], Mapping[tuple[int, int], Any]]:
     """The library's AP, AP50 and AP75 in percent, and its overlaps (d, g) of detections and objects.
 
-    The overlaps are by (row from 1, label). Images, classes and objects are numbered here, whatever their ids are.
+    The overlaps are by (row of the image, category id). Images and objects are numbered here, whatever their ids: the
+    library takes an object with id 0 for none, one of two objects with the same id for both, and no negative image id.
     """
-    results = _coco_results(detections, coco_type)
+    results = _coco_results(listing, detections, coco_type)
     if not results:
         return dict.fromkeys(AP_THRESHOLDS, 0.0), {}
-    label_of = {category: label for label, category in enumerate(listing.categories)}
-    images = [{**entry, "id": row} for row, entry in enumerate(listing.entries, 1)]
-    # The library takes an object with id 0 for none, and one of two objects with the same id for both.
-    objects = ((row, annotation) for row, own in enumerate(listing.objects, 1) for annotation in own)
-    annotations = []
-    for number, (row, annotation) in enumerate(objects, 1):
-        ids = {"id": number, "image_id": row, "category_id": label_of[annotation["category_id"]]}
-        annotations.append({"iscrowd": 0} | annotation | ids)
+    objects = [annotation | {"image_id": row} for row, own in enumerate(listing.objects) for annotation in own]
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO()
-        categories = [{"id": label, "name": name} for label, name in enumerate(listing.classes)]
-        truth.dataset = {"images": images, "annotations": annotations, "categories": categories}
+        truth.dataset = {
+            "images": [entry | {"id": row} for row, entry in enumerate(listing.entries)],
+            "annotations": [{"iscrowd": 0} | entry | {"id": number} for number, entry in enumerate(objects, 1)],
+            "categories": [{"id": number, "name": title} for number, title in listing.categories.items()],
+        }
         truth.createIndex()
         evaluation = COCOeval_faster(truth, truth.loadRes(results), coco_type)
         params = evaluation.params
@@ -131,10 +128,10 @@ def _evaluate_by_library(
     return precisions, evaluation.ious
 
 
-def _coco_results(detections: Sequence[Detections], coco_type: str) -> list[dict[str, Any]]:
+def _coco_results(listing: Instances, detections: Sequence[Detections], coco_type: str) -> list[dict[str, Any]]:
     """All detections in the form of COCO's result files, image by image."""
-    results = []
-    for row, detected in enumerate(detections, 1):
+    categories, results = list(listing.categories), []
+    for row, detected in enumerate(detections):
         if coco_type == "bbox":
             boxes = detected["bboxes"].astype(np.float64)
             boxes[:, 2:] -= boxes[:, :2]  # x1, y1, x2, y2 -> x, y, width, height
@@ -142,7 +139,7 @@ def _coco_results(detections: Sequence[Detections], coco_type: str) -> list[dict
         else:
             key, shapes = "segmentation", detected["masks"]
         for k, (label, score) in enumerate(zip(detected["labels"].tolist(), detected["scores"].tolist(), strict=True)):
-            ids = {"image_id": row, "category_id": label}
+            ids = {"image_id": row, "category_id": categories[label]}
             results.append({**ids, "score": score, key: shapes[k]})
     return results
 
@@ -150,17 +147,16 @@ def _coco_results(detections: Sequence[Detections], coco_type: str) -> list[dict
 def _match_all(
     listing: Instances, arrays: Mapping[str, np.ndarray], overlaps: Mapping[tuple[int, int], Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """hits and passed (N, D) uint16 of all detections, see `match`. overlaps: (d, g) by (row from 1, label)."""
+    """hits and passed (N, D) uint16 of all detections, see `match`. overlaps: (d, g) by (row, category id)."""
     hits, passed = (np.zeros(arrays["classes"].shape, np.uint16) for _ in range(2))
     assert len(THRESHOLDS) <= 16  # bits of uint16
-    categories = list(listing.categories)
-    for (number, label), overlap in overlaps.items():
+    label_of = {category: label for label, category in enumerate(listing.categories)}
+    for (row, category), overlap in overlaps.items():
         if not len(overlap):
             continue
-        row = number - 1
-        objects = [annotation for annotation in listing.objects[row] if annotation["category_id"] == categories[label]]
+        objects = [annotation for annotation in listing.objects[row] if annotation["category_id"] == category]
         crowd = np.array([bool(annotation.get("iscrowd", 0)) for annotation in objects])
-        detected = np.flatnonzero(arrays["classes"][row] == label)
+        detected = np.flatnonzero(arrays["classes"][row] == label_of[category])
         detected = detected[np.argsort(-arrays["scores"][row, detected], kind="stable")]
         hits[row, detected], passed[row, detected] = match(np.asarray(overlap), crowd)
     return hits, passed

@@ -147,7 +147,7 @@ def set_polygon(content: dict, polygon: list[float]) -> None:
         (lambda file: first_annotation(file).update(category_id=5), "annotation 1 is of category 5"),
         (lambda file: first_annotation(file).update(image_id=999), "annotation 1 is of image 999"),
         (lambda file: file["images"][0].update(id=2), "two of its images have one id"),
-        (lambda file: file["images"][0].update(file_name="000000000002.jpg"), "listed twice, such as 000000000002.jpg"),
+        (lambda file: file["images"][0].update(file_name="000000000002.jpg"), "twice, such as 000000000002.jpg"),
         (lambda file: first_annotation(file).pop("bbox"), "field `bbox` - at `$.annotations[0]`"),
         (lambda file: file["images"][0].pop("height"), "field `height` - at `$.images[0]`"),
         (lambda file: file["images"][0].pop("file_name"), "field `file_name` - at `$.images[0]`"),
