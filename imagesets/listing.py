@@ -22,6 +22,7 @@ SCENES = {
     "voc": ("JPEGImages", "SegmentationClass"),
     "vocboxes": ("JPEGImages", "Annotations"),
     "masks": ("images", "masks"),
+    "yolo": ("images", "labels"),
 }
 HOLD_OUT = "or append '?val=0.2' to the URL, which holds out a fifth of each class of the training images"
 

@@ -73,7 +73,7 @@ class ImageEntry(msgspec.Struct):
 class Annotation(msgspec.Struct, kw_only=True):
     """An entry of "annotations": one object."""
 
-    id: Any = None  # only for messages; annotations are numbered by their place
+    id: Any = None  # only for messages: files repeat ids, leave them out, or begin at 0
     image_id: Id
     category_id: Id
     bbox: tuple[float, float, float, float]  # x, y, width, height in pixels
@@ -147,7 +147,7 @@ def parse_instances(
     Args:
         content: of the annotation file, or in its form.
         split: the split of the images, for notes.
-        folder: folder of the images, relative to the root; "" for the root.
+        folder: folder of the images, relative to the root.
         name: the annotation file, or the folder of the annotation files, relative to the root.
         annotation_files: the annotation files in the folder `name`; None if `name` is the only one.
         notes: further notes of the listing.
@@ -166,8 +166,8 @@ def parse_instances(
     objects: dict[int, list[Entry]] = {image.id: [] for image in images}
     counts: dict[str, list[str]] = {}  # text of a note -> the annotations that it counts
     boxes = set()
-    for number, annotation in enumerate(content.annotations, 1):  # which may have any ids, or none
-        title = f"annotation {number if annotation.id is None else annotation.id}"
+    for number, annotation in enumerate(content.annotations, 1):
+        title = f"annotation {number if annotation.id is None else annotation.id!r}"
         remarks, entry = _object(name, title, annotation, categories, sizes, has_outlines)
         box = (annotation.image_id, annotation.category_id, annotation.bbox)
         for remark in (*remarks, "the class and box of another object") if box in boxes else remarks:
@@ -178,7 +178,7 @@ def parse_instances(
     total = f"{len(content.annotations)} objects in {split}"
     counted = [f"{len(titles)} of {total} with {remark}; the first is {titles[0]}" for remark, titles in counts.items()]
     return Instances(
-        images=tuple(f"{folder}/{image.file_name}".removeprefix("/") for image in images),
+        images=tuple(f"{folder}/{image.file_name}" for image in images),
         entries=tuple(msgspec.structs.asdict(image) for image in images),
         objects=tuple(tuple(annotations) for annotations in objects.values()),
         categories=categories,

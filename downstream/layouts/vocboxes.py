@@ -20,8 +20,8 @@ from downstream.data.listing import Instances, check_different, check_present, f
 from downstream.data.tiny_scenes import save_image, save_lines, tiny_objects
 from downstream.layouts.coco import Annotation, Category, CocoFile, ImageEntry, parse_instances
 from engine.files import read_regular
-from imagesets.decoding import MAX_BYTES, UnreadableImage, open_image, read_bytes
-from imagesets.sets import SPLITS, Split
+from imagesets.decoding import MAX_BYTES, open_header, open_image, read_bytes
+from imagesets.sets import SPLITS, Split, read_head
 from imagesets.walk import EXTENSIONS
 
 IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
@@ -78,7 +78,7 @@ def read_boxes(root: Path, names: list[str], names_for_classes: list[str], split
         for title, (x1, y1, x2, y2), difficult in objects:
             boxes.append(
                 Annotation(
-                    id=f"of {name}.xml",
+                    id=f"{name}.xml",
                     image_id=image_id,
                     category_id=category_ids[title],
                     bbox=(x1, y1, x2 - x1, y2 - y1),
@@ -159,13 +159,11 @@ def _objects(tree: ElementTree.Element) -> Iterator[Object]:
 
 
 def image_size(path: Path) -> tuple[int, int]:
-    """Width and height in pixels of an image whose annotation does not give them."""
+    """Width and height in pixels of an image, from its first bytes if they tell. Raises ValueError, naming the file."""
     try:
-        return open_image(read_bytes(str(path))).size
-    except UnreadableImage as error:
-        raise ValueError(
-            f"{path} cannot be read ({error.reason}), and its annotation gives no size; replace the file"
-        ) from error
+        return open_image(read_head(path)).size
+    except (OSError, SyntaxError, ValueError):  # also for a long header, or one at the end of the file
+        return open_header(read_bytes(str(path)), str(path)).size
 
 
 def write_tiny(root: Path, split: Split) -> None:

@@ -77,14 +77,16 @@ def test_weight_of_a_pair_is_the_product_of_its_images_weights(tmp_path):
 
 
 def test_keypoints_are_found_in_the_same_image(tmp_path):
-    """Not all of them, because a match is the corner of a patch."""
+    """Not all of them, because a match is the corner of a patch. The target is a copy of the image."""
     spair = tiny_folder("spair", tmp_path)
     for path in (spair / "PairAnnotation/test").iterdir():
         content = json.loads(path.read_text())
         same = {f"trg_{field}": content[f"src_{field}"] for field in ("imsize", "bndbox", "kps")}
         path.write_text(json.dumps(content | same))
         number, source, _ = path.name.partition(":")[0].split("-")
-        path.rename(path.with_name(f"{number}-{source}-{source}:{content['category']}.json"))
+        images = spair / "JPEGImages" / content["category"]
+        (images / f"copy_{source}.jpg").write_bytes((images / f"{source}.jpg").read_bytes())
+        path.rename(path.with_name(f"{number}-{source}-copy_{source}:{content['category']}.json"))
     assert run_task(tmp_path, f"spair:{spair}").numbers["PCK_point"] > 95 > run_task(tmp_path).numbers["PCK_point"]
 
 
@@ -114,6 +116,27 @@ def test_bad_pairs_are_named_or_skipped(tmp_path):
     pairs[0].write_text("{")
     with pytest.raises(ValueError, match=f"^{pairs[0]}: "):
         run_task(tmp_path, url)
+
+
+@pytest.mark.parametrize("end", ["source", "target"])
+@pytest.mark.parametrize("box", [[50, 50, 10, 10], [20, 20, 20, 20], [5, 5, 300, 30], [-40, 5, 30, 30]])
+def test_boxes_without_area_or_beyond_their_image_are_named(end, box, tmp_path):
+    spair = tiny_folder("spair", tmp_path)
+    pair = min((spair / "PairAnnotation/test").iterdir())
+    update_json(pair, **{f"{end[:1]}{'rc' if end == 'source' else 'rg'}_bndbox": box})
+    scenes = open_scenes(f"spair:{spair}", "val", tmp_path)
+    (line,) = decode_scenes(scenes)[0].values()
+    assert line.startswith(f"{pair}: ") and end in line and ", ".join(map(str, box)) in line
+    with pytest.raises(ValueError, match=f"box {box[0]}, .*{end}"):
+        run_task(tmp_path, f"spair:{spair}")
+
+
+def test_pairs_of_an_image_with_itself_are_refused(tmp_path):
+    spair = tiny_folder("spair", tmp_path)
+    pair = min((spair / "PairAnnotation/test").iterdir())
+    pair.rename(pair.with_name("000001-val_0-val_0:cat.json"))
+    with pytest.raises(ValueError, match=r"000001-val_0-val_0:cat\.json is a pair of an image with itself"):
+        open_scenes(f"spair:{spair}", "val", tmp_path)
 
 
 def test_missing_images_and_pairs_are_named(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from PIL import Image
 from pycocotools import mask as masks
 from refusals import refusal
 
+from downstream.data.listing import Instances
 from downstream.data.scenes import decode_scenes, open_scenes, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
 from downstream.detection import trainable_scenes, uses_masks
@@ -27,6 +29,7 @@ with quiet_libraries():
         detection_training_images,
         detection_validation_images,
     )
+    from downstream.metrics.detection_metric import evaluate
 
 FILTER = {"filter_empty_gt": True, "min_size": 32}
 SETTINGS = DetectionSettings(
@@ -233,14 +236,16 @@ def test_splits_of_different_categories_or_without_objects_are_refused(coco, tmp
         trainable_scenes(*open_splits())
 
 
-def test_both_generated_layouts_hold_the_same_boxes(scenes_of_splits, tmp_path):
-    """Pascal VOC counts pixels from 1 and includes both ends."""
+@pytest.mark.parametrize("layout", ["vocboxes", "yolo"])
+def test_generated_layouts_hold_the_same_boxes(layout, scenes_of_splits, tmp_path):
+    """Pascal VOC counts pixels from 1 and includes both ends. YOLO's boxes are shares of the sides."""
     for split, count in COUNTS.items():
-        voc, coco = open_scenes("tiny-vocboxes:", split, tmp_path), scenes_of_splits[split]
+        voc, coco = open_scenes(f"tiny-{layout}:", split, tmp_path), scenes_of_splits[split]
         assert len(voc) == count and not decode_scenes(voc)[0] and voc.classes == coco.classes
         assert not voc.listing.has_outlines and coco.listing.has_outlines
         for of_voc, of_coco in zip(voc.listing.objects, coco.listing.objects, strict=True):
-            assert [entry["bbox"] for entry in of_voc] == [entry["bbox"] for entry in of_coco]
+            of_both = [np.array([entry["bbox"] for entry in entries]) for entries in (of_voc, of_coco)]
+            assert np.allclose(*of_both, rtol=0, atol=1e-9 if layout == "yolo" else 0)
             assert all(entry["area"] == entry["bbox"][2] * entry["bbox"][3] for entry in of_voc)
     assert not uses_masks(scenes_of_splits["train"], voc)
 
@@ -276,6 +281,122 @@ def test_annotations_of_pascal_voc(size, tmp_path):
     assert any(note.startswith("1 of 1 objects of val have no area") and "test.xml" in note for note in notes)
 
 
+def with_each(kind: str, change: Callable[[int, dict], object]) -> Callable[[dict], None]:
+    """A change of each entry of a kind, from its index and itself."""
+
+    def change_file(file: dict) -> None:
+        for index, entry in enumerate(file[kind]):
+            change(index, entry)
+
+    return change_file
+
+
+def change_box(index: int, change: Callable[[list[float]], list[float]]) -> Callable[[dict], None]:
+    def change_file(file: dict) -> None:
+        annotation = file["annotations"][index]
+        annotation["bbox"] = change(annotation["bbox"])
+
+    return change_file
+
+
+@pytest.mark.parametrize(
+    ("change", "left_out", "note"),
+    [
+        (change_box(3, lambda box: [4, 4, 0, 0]), 1, "no area"),
+        (change_box(3, lambda box: [box[0] + box[2], box[1] + box[3], -box[2], -box[3]]), 1, "no area"),
+        (change_box(3, lambda box: [*box[:2], 0.5, box[3]]), 1, "no area"),
+        (change_box(3, lambda box: [200, 200, 9, 9]), 1, "no area"),
+        (change_box(3, lambda box: [95.5, 10, 30, 9]), 1, "no area"),
+        (change_box(3, lambda box: [*box[:2], 300, 300]), 0, "parts beyond the image"),
+        (change_box(3, lambda box: [-1e300, 0, 1e308, 1e308]), 0, "parts beyond the image"),
+        (change_box(3, lambda box: [box[0], (box[1] + 30) % 50, *box[2:]]), 0, "a box elsewhere than their outline"),
+        (lambda file: file["annotations"][3].update(segmentation=[[1, 2, 3, 4]]), 1, "no polygon of three points"),
+        (lambda file: file["annotations"][3].update(segmentation=[[1, 2]]), 1, "no polygon of three points"),
+        (lambda file: file["annotations"][3].update(ignore=1), 0, "the mark 'ignore'"),
+        (lambda file: file["annotations"].append(dict(file["annotations"][3])), 0, "the class and box of another"),
+    ],
+)
+def test_unusual_objects_count_the_same_in_training_and_score(change, left_out, note, coco, tmp_path):
+    """The dataset of mmdet would leave out some that the score counts."""
+    change_annotations(coco, "val", lambda file: file["annotations"][3].update(iscrowd=0))
+    before = open_scenes(f"coco:{coco}", "val", tmp_path)
+    change_annotations(coco, "val", change)
+    scenes = open_scenes(f"coco:{coco}", "val", tmp_path)
+    notes = [line for line in scenes.notes if line not in before.notes]
+    assert any(note in line and "1 of 7" in line and "annotation 4" in line for line in notes), notes
+    expected = [len(objects) for objects in before.listing.objects]
+    image = next(row for row, own in enumerate(before.listing.objects) if own[-1:] and sum(expected[: row + 1]) > 3)
+    expected[image] += ("another" in note) - left_out
+    assert [len(objects) for objects in scenes.listing.objects] == expected
+    trained = CocoScenes(scenes, pipeline=[], serialize_data=False).data_list
+    for sample, objects in zip(trained, scenes.listing.objects, strict=True):
+        assert [instance["ignore_flag"] for instance in sample["instances"]] == [entry["iscrowd"] for entry in objects]
+        for x1, y1, x2, y2 in (instance["bbox"] for instance in sample["instances"]):
+            assert -1 <= x1 < x2 <= 97 and -1 <= y1 < y2 <= 65
+
+
+def test_objects_of_area_0_are_trained_on(coco, tmp_path):
+    """Some converters write 0, and mmdet leaves these objects out."""
+    change_annotations(coco, "val", with_each("annotations", lambda index, entry: entry.update(area=0)))
+    scenes = open_scenes(f"coco:{coco}", "val", tmp_path)
+    trained = CocoScenes(scenes, pipeline=[], serialize_data=False).data_list
+    assert [len(sample["instances"]) for sample in trained] == [len(objects) for objects in scenes.listing.objects]
+
+
+def perfect_detections(listing: Instances) -> list[dict]:
+    """The objects of each image as detections."""
+    labels, detections = {category: label for label, category in enumerate(listing.categories)}, []
+    for own in listing.objects:
+        boxes = np.array([entry["bbox"] for entry in own], np.float32).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        detected = {"bboxes": boxes, "scores": np.linspace(0.9, 0.5, len(own), dtype=np.float32)}
+        detections.append(detected | {"labels": np.array([labels[entry["category_id"]] for entry in own], int)})
+    return detections
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_each("annotations", lambda index, entry: entry.update(id=index)),
+        with_each("annotations", lambda index, entry: entry.update(id=index - 9)),
+        with_each("annotations", lambda index, entry: entry.update(id=7)),
+        with_each("annotations", lambda index, entry: entry.pop("id")),
+        with_each("annotations", lambda index, entry: entry.update(id=2**52 + index if index % 2 else "x")),
+        lambda file: (
+            with_each("images", lambda index, entry: entry.update(id=entry["id"] - 9))(file),
+            with_each("annotations", lambda index, entry: entry.update(image_id=entry["image_id"] - 9))(file),
+        ),
+        lambda file: (
+            with_each("categories", lambda index, entry: entry.update(id=entry["id"] - 3))(file),
+            with_each("annotations", lambda index, entry: entry.update(category_id=entry["category_id"] - 3))(file),
+        ),
+    ],
+    ids=["from 0", "negative", "equal", "missing", "text", "negative images", "negative categories"],
+)
+def test_perfect_detections_have_an_ap_of_100_with_any_ids(change, coco, tmp_path):
+    change_annotations(coco, "val", change)
+    listing = open_scenes(f"coco:{coco}", "val", tmp_path).instances
+    assert evaluate(listing, perfect_detections(listing), 20)[0]["box_AP"] == pytest.approx(100)
+
+
+def test_unread_images_and_lists_are_counted(coco, tmp_path):
+    Image.new("RGB", (9, 9)).save(coco / "val2017" / "extra.PNG")
+    (coco / "annotations" / "instances_val.json").write_text("{}")
+    (coco / "annotations" / "instances_test.json").write_text("{}")
+    notes = open_scenes(f"coco:{coco}", "val", tmp_path).notes
+    assert any(line.startswith("1 images in val2017/") for line in notes)
+    assert {f"annotations/instances_{name}.json is not read" for name in ("val", "test")} <= {*notes}
+    voc = tmp_path / "voc"
+    write_voc(voc, XML.format("", "", BOX))
+    (voc / "ImageSets/Main/val.txt").write_text("train\n")
+    notes = open_scenes(f"vocboxes:{voc}", "val", tmp_path).notes
+    assert any(line.startswith("1 of 2 images in JPEGImages/") for line in notes)
+    assert any(line.startswith("test.txt, with 1 images, is not read") for line in notes)
+    (voc / "ImageSets/Main/val.txt").write_text("train\ntrain\n")
+    with pytest.raises(ValueError, match=r"val\.txt occur twice, such as train"):
+        open_scenes(f"vocboxes:{voc}", "val", tmp_path)
+
+
 def test_two_images_for_one_name_in_a_list_are_refused(tmp_path):
     write_voc(tmp_path, XML.format("", "", BOX))
     Image.new("RGB", (30, 20)).save(tmp_path / "JPEGImages" / "test.jpg")
@@ -304,6 +425,9 @@ def test_a_named_pipe_is_refused(place, tmp_path):
         XML.format("", "", BOX).replace("<name>a</name>", ""),
         XML.format("<size><width>1e400</width></size>", "", BOX),
         '<!DOCTYPE a [<!ENTITY b "bbbb">]>' + XML.format("", "", BOX),
+        "<a>" * 300_000 + "</a>" * 300_000,  # deleting such a tree would crash the process
+        "<annotation>" + "<part>" * 300_000,
+        '<?xml version="1.0" encoding="none"?>' + XML.format("", "", BOX),
     ],
 )
 def test_bad_annotations_of_pascal_voc_are_named(text, tmp_path):
@@ -326,3 +450,107 @@ def test_annotations_beside_images_are_read(coco, tmp_path):
     scenes = open_scenes(f"coco:{root}", "val", tmp_path)
     assert len(scenes) == COUNTS["val"] and not decode_scenes(scenes)[0] and not scenes.listing.has_outlines
     assert not any("2017" in note for note in scenes.notes)
+
+
+def write_yolo(root: Path, images: str, labels: str, text: str = "1 0.5 0.5 0.25 0.5\n") -> None:
+    """Write one image of 80 x 40 pixels with labels, and one without."""
+    for folder in (images, labels):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    for name in ("a.png", "b.JPG"):
+        Image.new("RGB", (80, 40)).save(root / images / name)
+    (root / labels / "a.txt").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("folders", "file", "names"),
+    [
+        ("images/{0} labels/{0}", "data.yaml", "path: /nowhere\ntrain: ../../etc\nnc: 2\nnames: [no, 2e3]\n"),
+        ("images/{0}2017 labels/{0}2017", "data.yml", "names:\n  1: 2e3\n  0: no\n"),
+        ("{0}/images {0}/labels", "classes.txt", "\ufeffno\n2e3\n"),
+        ("images/{0} labels/{0}", "labels/classes.txt", "no\n2e3\n"),
+    ],
+)
+def test_boxes_of_yolo(folders, file, names, tmp_path):
+    for split in ("train", "valid" if "{0}/images" in folders else "val"):
+        write_yolo(tmp_path, *folders.format(split).split())
+    (tmp_path / file).write_text(names)
+    scenes = open_scenes(f"yolo:{tmp_path}", "val", tmp_path)
+    assert scenes.classes == ("no", "2e3") and not decode_scenes(scenes)[0]
+    (entry,), background = scenes.listing.objects
+    assert entry["bbox"] == [30, 10, 20, 20] and scenes.listing.categories[entry["category_id"]] == "2e3"
+    assert background == () and len(trainable_scenes(open_scenes(scenes.url, "train", tmp_path), scenes)) == 1
+    labels, before = tmp_path / scenes.listing.annotations, scenes.fingerprint
+    (labels / "a.txt").write_text("0 1 0.5 0.5 0.5\n\n1 0.5 0.5 0 0.5\n")
+    (labels / "other.txt").write_text("0 1 0.5 0.5 0.5\n")
+    changed = open_scenes(scenes.url, "val", tmp_path)
+    assert changed.listing.objects[0][0]["bbox"] == [60, 10, 20, 20] and changed.fingerprint != before
+    for text in ("parts beyond", "no area", f"1 files in {scenes.listing.annotations} that belong to no image"):
+        assert any(text in note for note in changed.notes), text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("2 0.5 0.5 0.25 0.5", "class 2"),
+        ("-1 0.5 0.5 0.25 0.5", "class -1"),
+        ("0.5 0.5 0.5 0.25 0.5", "class 0.5"),
+        ("nan 0.5 0.5 0.25 0.5", "class nan"),
+        ("0 50 50 25 50", "shares"),
+        ("0 0.5 -0.5 0.25 0.5", "shares"),
+        ("0 0.5 nan 0.25 0.5", "shares"),
+        ("0 0.5 0.5 0.25", "4 numbers"),
+        ("0 0.5 0.5 0.25 0.5 0.9", "6 numbers"),
+        ("0 0.1 0.1 0.5 0.1 0.5 0.5", "7 numbers of a polygon"),
+        ("cat 0.5 0.5 0.25 0.5", "no number"),
+    ],
+)
+def test_bad_rows_of_yolo_are_named(line, message, tmp_path):
+    write_yolo(tmp_path, "images/val", "labels/val", f"0 0.5 0.5 0.5 0.5\n{line}\n")
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    text = refusal(open_scenes, f"yolo:{tmp_path}", "val", tmp_path)
+    assert "labels/val/a.txt, line 2: " in text and message in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("names: {0: cat, 2: dog}", "data.yaml has no list of names"),
+        ("names: [cat, [dog]]", "data.yaml has no list of names"),
+        ("nc: 2", "data.yaml has no list of names"),
+        ("names: []", "data.yaml has no list of names"),
+        ("- cat", "data.yaml has no list of names"),
+        ("nc: 3\nnames: [cat, dog]", "data.yaml has 2 names and another nc"),
+        ("names: [cat, cat]", "classes of data.yaml occur twice, such as cat"),
+        ("names: [cat", "data.yaml is no YAML"),
+        ("names: " + "[" * 20_000, "data.yaml is no YAML"),
+        ("names: !!python/object/apply:os.getcwd []", "data.yaml has no list of names"),
+    ],
+)
+def test_bad_class_names_of_yolo_are_refused(text, message, tmp_path):
+    write_yolo(tmp_path, "images/val", "labels/val")
+    (tmp_path / "data.yaml").write_text(text)
+    assert message in refusal(open_scenes, f"yolo:{tmp_path}", "val", tmp_path)
+
+
+def test_bad_files_of_yolo_are_refused(tmp_path):
+    def refused() -> str:
+        return refusal(open_scenes, f"yolo:{tmp_path}", "val", tmp_path)
+
+    assert "no images/train with labels/train" in refused()
+    write_yolo(tmp_path, "images/train", "labels/train")
+    assert "no images/val with labels/val" in refused()
+    write_yolo(tmp_path, "images/val", "labels/val")
+    assert "no data.yaml and no classes.txt" in refused()
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    (tmp_path / "images/val/a.jpg").write_bytes((tmp_path / "images/val/a.png").read_bytes())
+    assert "images/val" in refused() and "such as a;" in refused()
+    (tmp_path / "images/val/a.png").write_bytes(b"none")
+    (tmp_path / "images/val/a.jpg").unlink()
+    assert "images/val/a.png: cannot be read" in refused()
+    write_yolo(tmp_path, "images/val", "labels/val")
+    (tmp_path / "labels/val/a.txt").unlink()
+    os.mkfifo(tmp_path / "labels/val/a.txt")
+    assert "labels/val/a.txt: a pipe" in refused()
+    (tmp_path / "labels/val/a.txt").unlink()
+    (tmp_path / "labels/val/a.txt").symlink_to("nowhere")
+    assert "labels/val/a.txt" in refused()

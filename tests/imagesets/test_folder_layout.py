@@ -66,7 +66,10 @@ def test_a_test_folder_is_used_as_val_with_a_note(pets):
     assert len(ours) == 2 and any("test is used as val" in note for note in ours.notes)
 
 
-@pytest.mark.parametrize(("scheme", "folders"), [("masks", "images masks"), ("vocboxes", "JPEGImages Annotations")])
+@pytest.mark.parametrize(
+    ("scheme", "folders"),
+    [("masks", "images masks"), ("vocboxes", "JPEGImages Annotations"), ("yolo", "images labels")],
+)
 @pytest.mark.parametrize("options", ["", "?val=0.2"])
 def test_folders_of_scenes_are_not_taken_for_classes(scheme, folders, options, tree, tmp_path):
     tree(tmp_path, *(f"{folder}/{number}.png" for folder in folders.split() for number in range(5)))
