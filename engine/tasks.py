@@ -15,7 +15,6 @@ from typing import Protocol as Interface
 import numpy as np
 
 from engine.distributed import World
-from engine.files import sha256_of_file
 from engine.settings import Validated
 from engine.work import Kind, Scale, Work
 
@@ -23,35 +22,18 @@ Split = Literal["train", "val"]
 SelectOn = Literal["holdout", "val"]
 
 
-class Source(Interface):
-    """What numbers are computed from: images, or a file with facts about them."""
+class Images(Interface):
+    """One split of an image set: imagesets.sets.ImageSet, or downstream.data.scenes.SceneSet for dense tasks."""
 
     @property
     def fingerprint(self) -> str: ...
     @property
-    def contents(self) -> str: ...  # tells images with the same fingerprint apart; "" if that is not needed
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """A file with facts about images, such as ground truth."""
-
-    path: Path
-    contents: ClassVar[str] = ""  # the fingerprint covers all bytes
-
-    @property
-    def fingerprint(self) -> str:
-        """Hex SHA-256 of the file. Raises OSError or ValueError if it cannot be read."""
-        return sha256_of_file(self.path)
-
-
-class Images(Source, Interface):
-    """One split of an image set: imagesets.sets.ImageSet, or downstream.data.scenes.SceneSet for dense tasks."""
-
+    def contents(self) -> str: ...
     def __len__(self) -> int: ...
     def limited(self, count: int) -> Self: ...
 
 
+Reads = Mapping[str, Images | Path]  # name -> images, or a file such as ground truth
 Opened = TypeVar("Opened", bound=Images)
 
 
@@ -224,12 +206,11 @@ class Task(Validated):
         decodes no images.
         """
 
-    def reads(self, space: Workspace) -> Mapping[str, Source]:
-        """What the task reads besides the splits of `space.data`: name -> images or a file. ValueError if these cannot
-        be used.
+    def reads(self, space: Workspace) -> Reads:
+        """What the task reads besides the splits of `space.data`. ValueError if it cannot be used.
 
-        A result belongs to them as it belongs to the splits: if one is added, the job runs again; if one is changed or
-        removed, a run refuses to keep the result. Names are independent of where the files are.
+        A result belongs to it: the job runs again if something is added; a result is refused if something that it was
+        measured with was changed or removed since. Names must not depend on where the files are.
         """
         return {}
 

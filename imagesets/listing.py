@@ -42,14 +42,12 @@ def optional_path(folder: str, name: str) -> str:
     ignored.
     """
     path = os.path.join(folder, name)
-    if os.path.exists(path) or not os.path.isdir(folder):
-        return path if os.path.exists(path) else ""
-    for entry in sorted(os.listdir(folder)):
+    if os.path.exists(path):
+        return path
+    for entry in os.listdir(folder) if os.path.isdir(folder) else ():
         if entry.lower().replace("_", "-") == name.replace("_", "-"):
             problem = "is a broken link" if entry == name else f"is not spelled {name}"
-            raise ValueError(
-                f"{os.path.join(folder, entry)} {problem}, so it would be ignored; mend, rename or remove it"
-            )
+            raise ValueError(f"{folder}/{entry} {problem}, so it would be ignored; mend, rename or remove it")
     return ""
 
 

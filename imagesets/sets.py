@@ -368,7 +368,6 @@ def open_set(url: str, split: Split) -> ImageSet:
     scheme, place = parse_url(url)
     module, options = load_extension("imagesets", scheme), url_options(url)
     share, seed = options.pop("val", ""), options.pop("seed", "0")
-    has_options = bool(URL_OPTIONS.search(url))
     try:
         image_set = module.open_split(place, "train" if share else split, **options)
     except OSError as error:
@@ -376,11 +375,9 @@ def open_set(url: str, split: Split) -> ImageSet:
             f"{url}: cannot list or read {error.filename} ({error.strerror}); check its permissions and that the disk "
             "is there"
         ) from error
-    except ValueError as error:
-        if has_options:  # the scheme's messages begin with the URL without options
-            raise type(error)(f"{url}: {str(error).removeprefix(f'{scheme}:{place}: ')}") from error
-        raise
-    if has_options:
+    except ValueError as error:  # most of the scheme's messages begin with the URL, without options
+        raise type(error)(f"{url}: {str(error).removeprefix(f'{scheme}:{place}: ')}") from error
+    if URL_OPTIONS.search(url):
         image_set = replace(image_set, url=url)
     if share:
         image_set = _hold_out(image_set, split, float(share), int(seed))

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from checkpoints.frozen import FrozenExport
 from engine.files import read_json, read_text
-from engine.settings import Different, PositiveInt, Validated
-from engine.tasks import Metric, Outcome, Protocol, Source, SourceFile, Task, Workspace, resampled
+from engine.settings import Different, PositiveInt
+from engine.tasks import Metric, Outcome, Protocol, Reads, Task, Workspace, resampled
 from engine.work import Scale, Work
 from imagesets.listing import class_tree, optional_path, short_list, subfolders
 from imagesets.selection import evenly_spaced
-from imagesets.sets import ImageSet, open_set, parse_url
+from imagesets.sets import SPLITS, ImageSet, open_set, parse_url
 from imagesets.transforms import EvalTransform
 from probes.corruptions import CORRUPTIONS, Corruption, corrupt
 from probes.features.extract import FeatureSet, extract
@@ -127,44 +127,20 @@ def open_class_folders(url: str, root: str) -> ImageSet:
 
 
 def corruptions_in(root: str) -> list[str]:
-    """The corruptions that a folder of ImageNet-C holds. Raises ValueError if there are none, if one lacks a severity,
-    and for other folders."""
+    """The corruptions in a folder of ImageNet-C. Raises ValueError for none, missing severities and other folders."""
     corruptions = [name for name in ALEXNET if optional_path(root, name)]
-    others = [name for name in subfolders(root) if name not in ALEXNET]
-    if others or not corruptions:
-        problem = f"holds {short_list(others)}, which are no corruptions" if others else "holds no corruption"
-        raise ValueError(
-            f"{root} {problem} of ImageNet-C, such as fog/1/CLASS/IMAGE; rename, unpack again or remove it"
-        )
-    for name in corruptions:
-        if missing := [severity for severity in SEVERITIES if not os.path.isdir(f"{root}/{name}/{severity}")]:
-            raise ValueError(f"{root}/{name} has no folder {missing[0]}; unpack all severities, 1 to 5, or remove it")
+    levels = [f"{name}/{severity}" for name in corruptions or ["fog"] for severity in SEVERITIES]
+    missing = [level for level in levels if not os.path.isdir(f"{root}/{level}")]
+    if others := [name for name in subfolders(root) if name not in ALEXNET] or missing:
+        problem = "lacks" if others is missing else "is no folder of ImageNet-C: it holds"
+        raise ValueError(f"{root} {problem} {short_list(others)}; unpack all corruptions and severities, or remove it")
     return corruptions
 
 
-def shifted_sources(space: Workspace) -> dict[str, Source]:
-    """What is read of the shifted sets: name of a folder or file -> its images, opened once for a run, or the file.
-
-    Raises ValueError for sets that cannot be scored.
-    """
-    place = parse_url(space.data)[1]
-    train, val = (space.images(split, open_set) for split in ("train", "val"))
-    sources: dict[str, Source] = {}
-    if path := folder_of(place, REAL):
-        real_labels(path, val, len(train.classes))
-        sources[REAL] = SourceFile(Path(path))
-    for name, folder in FOLDERS.items():
-        if root := folder_of(place, folder):
-            images = open_shifted(name, root, space)
-            if name == "objectnet":
-                objectnet_counterparts(root, images, len(train.classes))
-                sources |= {f"{folder}/{file}": SourceFile(Path(root, "mappings", file)) for file in MAPPINGS}
-            else:
-                head_classes(images, train.classes)
-            sources[folder] = images
-    if root := folder_of(place, CORRUPTED):
-        sources[CORRUPTED] = class_tree(url=f"c:{root}", split="val", root=root, classes=corruptions_in(root), notes=())
-    return sources
+def found_sets(place: str) -> dict[str, str]:
+    """Prefix of metrics -> path of each shifted set, and of ReaL's labels, in ImageNet's folder or beside it."""
+    names = {"real": REAL, **FOLDERS, "c": CORRUPTED}
+    return {prefix: path for prefix, name in names.items() if (path := folder_of(place, name))}
 
 
 def open_shifted(name: str, root: str, space: Workspace, limit: int | None = None) -> ImageSet:
@@ -220,37 +196,35 @@ def real_labels(path: str, images: ImageSet, classes: int) -> list[list[int]]:
 
 
 def objectnet_counterparts(root: str, images: ImageSet, classes: int) -> dict[int, int]:
-    """ImageNet's class number, from 0 to `classes` - 1, -> label of ObjectNet's class, from the files in ROOT/mappings.
+    """ImageNet's class number, below `classes`, -> label of ObjectNet's class, from the files in ROOT/mappings.
 
-    Raises ValueError, naming the file, if these cannot be read or do not fit together.
+    Raises ValueError, naming the file, if these cannot be read or do not fit each other.
     """
-    paths = [os.path.join(root, "mappings", name) for name in MAPPINGS]
+    titles_file, matches_file, places_file, texts_file = (os.path.join(root, "mappings", name) for name in MAPPINGS)
 
-    def entry(table: Mapping[Any, Any], key: Any, path: str) -> Any:
+    def entry(table: Mapping[Any, Any], key: Any, file: str) -> Any:
         if key not in table:
-            raise ValueError(f"{path}: it has no entry for {key!r}")
+            raise ValueError(f"{file} has no entry for {key!r}")
         return table[key]
 
     try:
-        titles = read_json(paths[0], MAX_TABLE, dict[str, str])  # folder -> title of its class
-        labels = {entry(titles, folder, paths[0]): label for label, folder in enumerate(images.classes)}
+        titles = read_json(titles_file, MAX_TABLE, dict[str, str])  # folder -> title of its class
+        labels = {entry(titles, folder, titles_file): label for label, folder in enumerate(images.classes)}
         # ImageNet's classes are given by descriptions, in the order of the challenge and not of torchvision.
-        challenge_numbers = {text: number for number, text in enumerate(read_text(paths[3], MAX_TABLE).splitlines())}
-        places = read_json(paths[2], MAX_TABLE, dict[ClassNumber, ClassNumber])
+        challenge_numbers = {text: place for place, text in enumerate(read_text(texts_file, MAX_TABLE).splitlines())}
+        places = read_json(places_file, MAX_TABLE, dict[ClassNumber, ClassNumber])
         imagenet_numbers = {place: number for number, place in places.items()}
         if len(imagenet_numbers) < len(places) or max(places, default=0) >= classes:
-            raise ValueError(
-                f"{paths[2]}: classes up to {max(places, default=0)}, of which each needs a place of its own and one "
-                f"among the {classes} classes of the head; train it on all classes of ImageNet"
-            )
+            problem = f"the classes 0 to {classes - 1} of the head, which must be ImageNet's, in another order"
+            raise ValueError(f"{places_file} does not list {problem}")
         counterparts = {
-            entry(imagenet_numbers, entry(challenge_numbers, description, paths[3]), paths[2]): labels[title]
-            for title, descriptions in read_json(paths[1], MAX_TABLE, dict[str, str]).items()
+            entry(imagenet_numbers, entry(challenge_numbers, text, texts_file), places_file): labels[title]
+            for title, texts in read_json(matches_file, MAX_TABLE, dict[str, str]).items()
             if title in labels
-            for description in descriptions.split("; ")
+            for text in texts.split("; ")
         }
         if not counterparts:
-            raise ValueError(f"{paths[1]}: none of its titles is one of {short_list(list(labels))}")
+            raise ValueError(f"{matches_file} names none of {short_list(list(labels))}")
     except (OSError, ValueError) as error:
         raise ValueError(f"{images.url}: {' '.join(str(error).split())}; unpack ObjectNet again") from error
     return counterparts
@@ -318,12 +292,31 @@ def corrupted_crop(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shifts(Validated):
+class Shifts(Task):
     """Settings of the evaluation on shifted sets, mixed into those of the task that trains the classifier."""
 
     # Corruptions that are generated where there is no folder imagenet-c; an empty list for none.
     corruptions: Different[Corruption] = CORRUPTIONS
     images: PositiveInt = 5000  # validation images that are corrupted, evenly spread
+
+    def reads(self, space: Workspace) -> Reads:
+        reads = dict(super().reads(space))
+        train, val = (space.images(split, open_set) for split in SPLITS)
+        for prefix, path in found_sets(parse_url(space.data)[1]).items():
+            name = os.path.basename(path)
+            if prefix == "real":
+                real_labels(path, val, len(train.classes))
+                reads[name] = Path(path)
+            elif prefix == "c":
+                reads[name] = class_tree(url=path, split="val", root=path, classes=corruptions_in(path), notes=())
+            else:
+                reads[name] = images = open_shifted(prefix, path, space)
+            if prefix == "objectnet":
+                objectnet_counterparts(path, images, len(train.classes))
+                reads |= {f"{name}/{file}": Path(path, "mappings", file) for file in MAPPINGS}
+            elif prefix in FOLDERS:
+                head_classes(images, train.classes)
+        return reads
 
     def generated_images(self, val: int) -> int:
         """Number of images of the generated corruptions. val: number of validation images."""
@@ -380,7 +373,7 @@ class ShiftedSets:
             else:
                 metrics[f"{name}_top1"] = top1_metric(correct)
 
-        root = folder_of(place, CORRUPTED)
+        root = found_sets(place).get("c", "")
         errors: dict[str, list[float]] = {}
         for corruption, images, transform in self.corruptions(root):
             features = self.extract(images, transform)
@@ -413,18 +406,18 @@ class ShiftedSets:
 
         Correctness is 0 or 1, and NaN for images that do not count.
         """
-        if path := folder_of(place, REAL):
+        found = found_sets(place)
+        if path := found.get("real"):
             features = self.val_features
             labels = real_labels(path, self.val, len(self.classes))
             pairs = zip(self.ranked(features)[:, 0].tolist(), features.indices.tolist(), strict=True)
             correct = [float(best in labels[index]) if labels[index] else np.nan for best, index in pairs]
             yield "real", np.array(correct), features
-        for name, folder in FOLDERS.items():
-            root = folder_of(place, folder)
-            if root and name == "objectnet":
-                yield name, *self.evaluate_objectnet(root)
-            elif root:
-                yield name, *self.evaluate_set(name, root)
+        for name in [name for name in FOLDERS if name in found]:
+            if name == "objectnet":
+                yield name, *self.evaluate_objectnet(found[name])
+            else:
+                yield name, *self.evaluate_set(name, found[name])
 
     def evaluate_set(self, name: str, root: str) -> tuple[np.ndarray, FeatureSet]:
         """Correctness (n,) and features of a set whose classes are the classifier's, or some of them."""

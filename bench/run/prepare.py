@@ -28,6 +28,7 @@ from checkpoints.import_options import ImportOptions
 from downstream.data.scenes import TINY, draw_tiny_sets, layout_of, open_scenes, scene_schemes, served_layouts, serves
 from engine.distributed import World
 from engine.extensions import extensions, warn_of
+from engine.files import sha256_of_file
 from engine.printing import millions, say
 from engine.tasks import Workspace, settings_of
 from imagesets.sets import MissingSplit, open_set, open_uncached, parse_url
@@ -370,15 +371,13 @@ def with_reads(data: DataUsed, chosen: ChosenProtocol, space: Workspace) -> tupl
         return data, ""
     try:
         sources = chosen.task.reads(replace(space, data=data.url, limit=None, world=World()))
-        reads = DataUsed(
-            name=data.name,
-            url=data.url,
-            contents={name: source.contents for name, source in sources.items() if source.contents},
-            reads={name: source.fingerprint for name, source in sources.items()},
-        )
+        files = {name: sha256_of_file(source) for name, source in sources.items() if isinstance(source, Path)}
+        sets = {name: source for name, source in sources.items() if not isinstance(source, Path)}
+        reads = files | {name: images.fingerprint for name, images in sets.items()}
+        contents = {name: images.contents for name, images in sets.items() if images.contents}
     except Exception as error:  # as in `problem_of`
         return data, in_one_line(error)
-    return data.joined(reads), ""
+    return replace(data, reads=reads, contents={**data.contents, **contents}), ""
 
 
 def _job(

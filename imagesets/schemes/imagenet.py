@@ -152,13 +152,9 @@ def read_solution(url: str, path: str) -> dict[str, str]:
 
     Its columns are `ImageId,PredictionString`, the latter `wnid x y x y` for each object, all with the same wnid.
     """
-    try:
-        rows = csv.reader(io.StringIO(read_text(path), newline=""))
-        if next(rows, None) != ["ImageId", "PredictionString"]:
-            raise ValueError("another first line")
-    except (ValueError, csv.Error) as error:
-        problem = f"{path} does not start with ImageId,PredictionString ({error}); fetch it again from Kaggle"
-        raise ValueError(f"{url}: {problem}") from error
+    rows = csv.reader(io.StringIO(read_text(path), newline=""))
+    if next(rows, None) != ["ImageId", "PredictionString"]:
+        raise ValueError(f"{url}: {path} does not start with ImageId,PredictionString; fetch it again from Kaggle")
     try:
         return {image: boxes.split()[0] for image, boxes in rows}
     except (ValueError, IndexError, csv.Error) as error:

@@ -54,6 +54,7 @@ def open_split(place: str, split: Split) -> ImageSet:
         raise ValueError(
             f"{url}: {path} names {len(missing)} images that jpg/ lacks, {missing[0]!r} first; unpack all of them"
         )
+    repeated = [name for name, count in Counter(truth["qimlist"]).items() if count > 1]
     return ImageSet(
         url=url,
         split=split,
@@ -62,16 +63,10 @@ def open_split(place: str, split: Split) -> ImageSet:
         images=images.take(np.array([index_of[name] for name in names])),
         notes=(
             f"{len(truth['imlist'])} images of the database, {len(truth['qimlist'])} queries, by {path}",
-            *repeated_queries(truth),
+            *([f"{short_list(repeated)} listed more than once among the queries"] if repeated else []),
         ),
         reports="retrieval",
     )
-
-
-def repeated_queries(truth: GroundTruth) -> list[str]:
-    """A note about images that are several queries, if there are any."""
-    repeated = [name for name, count in Counter(truth["qimlist"]).items() if count > 1]
-    return [f"{short_list(repeated)} listed more than once among the queries"] if repeated else []
 
 
 def ground_truth(place: str) -> tuple[GroundTruth, str]:

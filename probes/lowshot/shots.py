@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.tasks import Source, SourceFile, Workspace
+from engine.tasks import Workspace
 from imagesets.sets import ImageSet, open_set, parse_url
 from imagesets.subsets import class_counts, few_shot, fraction, from_list
 
@@ -102,12 +102,12 @@ def lists_folder(train: ImageSet, lists: str) -> Path:
     return folder
 
 
-def lists_read(lists: str, space: Workspace) -> dict[str, Source]:
+def lists_read(lists: str, space: Workspace) -> dict[str, Path]:
     """The files in the folder of lists, by their path in it; none if subsets are drawn."""
     if not lists:
         return {}
     folder = lists_folder(space.images("train", open_set), lists)
-    return {str(path.relative_to(folder)): SourceFile(path) for path in sorted(folder.glob("imagenet_subsets*/*.txt"))}
+    return {str(path.relative_to(folder)): path for path in sorted(folder.glob("imagenet_subsets*/*.txt"))}
 
 
 def read_shot_list(train: ImageSet, lists: str, count: int, split: int) -> ImageSet:

@@ -20,7 +20,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.neighbours import unit_rows
 from engine.settings import PositiveInt
-from engine.tasks import Outcome, Protocol, Source, Task, Workspace
+from engine.tasks import Outcome, Protocol, Task, Workspace
 from imagesets.listing import optional_path
 from imagesets.schemes.copydays import COPIES, DISTRACTORS
 from imagesets.sets import ImageSet, open_set, parse_url
@@ -48,14 +48,9 @@ class Copydays(Task):
         if parse_url(space.data)[0] != "copydays":
             raise ValueError(f"{space.data}: not a set for copy detection; add --data NAME=copydays:FOLDER")
 
-    def reads(self, space: Workspace) -> dict[str, Source]:
-        images = self.whitening_images(space)
-        return {"whitening": images} if images else {}
-
-    def whitening_images(self, space: Workspace) -> ImageSet | None:
-        """The images that whiten, if there are any; opened once for a run."""
+    def reads(self, space: Workspace) -> dict[str, ImageSet]:
         folder = optional_path(parse_url(space.data)[1], "whitening")
-        return space.opened.get(f"images:{folder}", "train", open_set) if folder else None
+        return {"whitening": open_set(f"images:{folder}", "train")} if folder else {}
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         return {"image size": self.size, "forward passes": sum(images.values())}
@@ -75,7 +70,7 @@ class Copydays(Task):
 
         rows, query_rows = (describe_images(images, describe, space) for images in (database, queries))
         whitening = 0  # images that whiten
-        if images := self.whitening_images(space):
+        for images in self.reads(space).values():
             reference = describe_images(images, describe, space)
             rows, query_rows, whitening = whiten(rows, reference), whiten(query_rows, reference), len(reference)
         nearest = np.argsort(-(unit_rows(query_rows) @ unit_rows(rows).T), axis=1, kind="stable")[:, :NEAREST]

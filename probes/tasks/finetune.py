@@ -21,7 +21,7 @@ from checkpoints.export import ViTExport, check_tables
 from checkpoints.flops import forward_flops, training_bytes, training_flops
 from checkpoints.frozen import FrozenSpec, vit_spec
 from checkpoints.spec import SIZES, ViTSpec
-from engine.tasks import Outcome, Protocol, SelectOn, Source, Task, Workspace, as_reported, settings_of, smoke_protocol
+from engine.tasks import Outcome, Protocol, Reads, SelectOn, Task, Workspace, as_reported, settings_of, smoke_protocol
 from engine.training.schedules import share_of
 from engine.work import NETWORK_SLOWDOWN, Kind, Part, Scale, Work, product_rate
 from imagesets.sets import ImageSet, cache_folder
@@ -123,7 +123,7 @@ class Finetune(FinetuneSettings, Task):
         train, _, _ = self.split_training_images(open_splits(space)[0], space.seed)
         self.check_batch(len(train))
 
-    def reads(self, space: Workspace) -> dict[str, Source]:
+    def reads(self, space: Workspace) -> Reads:
         return lists_read(self.lists, space) if self.fraction < 1 else {}
 
     def check_batch(self, images: int) -> None:

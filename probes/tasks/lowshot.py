@@ -17,7 +17,7 @@ import torch
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.settings import Different, Fraction, PositiveInt
-from engine.tasks import Metric, Outcome, Protocol, Source, Workspace, resampled
+from engine.tasks import Metric, Outcome, Protocol, Reads, Workspace, resampled
 from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
@@ -114,7 +114,7 @@ class LowShot(FitSettings, PooledTask):
         if not train.has_several_labels:
             possible_shots(train, self.shots, bool(self.fractions))
 
-    def reads(self, space: Workspace) -> dict[str, Source]:
+    def reads(self, space: Workspace) -> Reads:
         return lists_read(self.lists, space)
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.neighbours import search, search_bytes, search_seconds, unit_rows
 from engine.settings import OneOrMoreDifferent, PositiveInt
-from engine.tasks import Metric, Outcome, Protocol, Source, Workspace
+from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import ImageSet, open_set, parse_url
 from probes.features.extract import FeatureSet, extract, forward_bytes, transform_of
@@ -45,12 +45,8 @@ class Ood(PooledTask):
         if space.data in self.sets:
             raise ValueError(f"{space.data}: cannot be out of distribution for itself; give --set ood.sets=OTHER")
 
-    def reads(self, space: Workspace) -> dict[str, Source]:
-        return {url: self.foreign_set(url, space) for url in self.sets}
-
-    def foreign_set(self, url: str, space: Workspace) -> ImageSet:
-        """The images of a set that are out of distribution; opened once for a run."""
-        return space.opened.get(url, "val", open_set)
+    def reads(self, space: Workspace) -> dict[str, ImageSet]:
+        return {url: open_set(url, "val") for url in self.sets}
 
     def passes(self, images: Mapping[str, int]) -> dict[str, int]:
         """Number of images of each split and of each out-of-distribution set."""
@@ -76,7 +72,7 @@ class Ood(PooledTask):
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_images(space)
         train, val = open_splits(space)
-        others = [self.foreign_set(url, space) for url in self.sets]
+        others = self.reads(space).values()
         transform = transform_of(export, space, self)
         gallery, known, *foreign = (
             extract(export, images, [self.kind], space, transform) for images in (train, val, *others)

@@ -20,7 +20,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.neighbours import unit_rows
 from engine.settings import Fraction, PositiveInt
-from engine.tasks import Outcome, Protocol, Source, SourceFile, Workspace
+from engine.tasks import Outcome, Protocol, Workspace
 from engine.work import Scale, Work
 from imagesets.schemes.revisited import ground_truth
 from imagesets.selection import evenly_spaced
@@ -49,9 +49,9 @@ class Retrieval(PooledTask):
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         return {} if parse_url(space.data)[0] == "revisited" else super().features(export, space)
 
-    def reads(self, space: Workspace) -> dict[str, Source]:
+    def reads(self, space: Workspace) -> dict[str, Path]:
         scheme, place = parse_url(space.data)
-        return {"ground truth": SourceFile(Path(ground_truth(place)[1]))} if scheme == "revisited" else {}
+        return {"ground truth": Path(ground_truth(place)[1])} if scheme == "revisited" else {}
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         return {"image size": spec.image_size, "forward passes": sum(images.values()), "queries": images["val"]}

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from engine.tasks import Outcome, Source, Workspace
+from engine.tasks import Outcome, Workspace
 from engine.work import Scale, Work
 from probes.features.extract import FeatureSet, transform_of
 from probes.linear.probe import Probe
 from probes.linear.sweep import Sweep
-from probes.shifted import ShiftedSets, Shifts, protocol_on_shifts, shifted_sources
+from probes.shifted import ShiftedSets, Shifts, protocol_on_shifts
 from probes.tasks.linear import PROTOCOLS as LINEAR
 from probes.tasks.linear import Linear
 
@@ -30,9 +30,6 @@ class Robustness(Shifts, Linear):
     """Settings of a linear probe and of its evaluation on shifted sets."""
 
     COST: ClassVar[float] = 3.0  # after the linear probe, whose training it shares
-
-    def reads(self, space: Workspace) -> dict[str, Source]:
-        return {**super().reads(space), **shifted_sources(space)}
 
     def probe(self, export: FrozenExport, space: Workspace) -> Probe:
         return Probe.of(self.plain(Linear), export, space)

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
-from engine.tasks import Outcome, Protocol, Source, Workspace
+from engine.tasks import Outcome, Protocol
 from engine.work import Scale, Work
 from imagesets.sets import ImageSet
 from probes.features.extract import FeatureSet, transform_of
 from probes.features.kinds import FeatureKind
 from probes.finetune.model_selection import ModelSelection
 from probes.finetune.trainer import Training
-from probes.shifted import ShiftedSets, Shifts, protocol_on_shifts, shifted_sources
+from probes.shifted import ShiftedSets, Shifts, protocol_on_shifts
 from probes.tasks.finetune import PROTOCOLS as FINETUNE
 from probes.tasks.finetune import Finetune
 
@@ -32,9 +32,6 @@ class RobustnessFinetune(Shifts, Finetune):
 
     COST: ClassVar[float] = 301.0  # after the fine-tuning, whose training it shares
     NEEDS_WEIGHTS: ClassVar[bool] = True
-
-    def reads(self, space: Workspace) -> dict[str, Source]:
-        return {**super().reads(space), **shifted_sources(space)}
 
     def key(self, *args: Any) -> dict[str, Any]:
         return self.plain(Finetune).key(*args)

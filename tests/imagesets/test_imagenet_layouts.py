@@ -135,7 +135,7 @@ def test_a_class_missing_from_flat_val_is_named(flat):
     [
         (b"image,label\n", "does not start"),
         (b"ImageId,PredictionString\nx,\n", "line 2"),
-        (b"PK\xff\xfe" * 20, "does not start"),
+        (b"PK\xff\xfe" * 20, "UTF-8"),
     ],
 )
 def test_a_damaged_csv_is_refused(flat, content, message):
