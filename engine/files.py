@@ -288,14 +288,15 @@ def _decoded(content: bytes, type: Any) -> Any:
         return msgspec.convert(json.loads(content), type)
 
 
-def irregular_files(folder: Path | str, regular: tuple[str, ...] = ()) -> list[str]:
-    """Pipes, devices and sockets below a folder, for which a library that reads the folder could wait for ever.
+def refuse_irregular_files(folder: Path | str, regular: tuple[str, ...] = ()) -> None:
+    """ValueError for a pipe, device or socket below a folder: a library that reads the folder could wait for ever.
 
     regular: endings of names, in lower case, of files that are not looked at.
     """
     files = ((parent, name) for parent, _, names in os.walk(folder) for name in names)
-    paths = [os.path.join(*file) for file in files if not file[1].lower().endswith(regular)]
-    return sorted(path for path in paths if os.path.exists(path) and not os.path.isfile(path))
+    for path in [os.path.join(*file) for file in files if not file[1].lower().endswith(regular)]:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise ValueError(f"{path}: a pipe, device or socket, not a regular file")
 
 
 def reserve(sizes: Mapping[Path, int]) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from engine.files import irregular_files
 from imagesets.sets import NO_VAL, FileImages, ImageSet, MissingSplit, Split
 from imagesets.walk import EXTENSIONS, find_images, is_hidden
 
@@ -66,12 +65,6 @@ def require_folder(folder: str, url: str) -> None:
         )
     if not os.access(folder, os.R_OK | os.X_OK):
         raise ValueError(f"{url}: no permission to list {folder}; run chmod u+rx on it, or ask its owner")
-
-
-def refuse_irregular_files(url: str, folder: str) -> None:
-    """ValueError for a pipe, device or socket below a folder that a library is going to read, which could block it."""
-    if irregular := irregular_files(folder, EXTENSIONS):  # images are read by this project
-        raise ValueError(f"{url}: {irregular[0]} is a pipe, device or socket, not a regular file; remove it")
 
 
 def images_below(root: str, folders: Sequence[str]) -> tuple[FileImages, np.ndarray]:

@@ -45,10 +45,10 @@ from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import CARD, COST, is_export
 from engine.files import (
     folder_atomic,
-    irregular_files,
     open_regular,
     read_json,
     read_regular,
+    refuse_irregular_files,
     sha256_of_file,
     write_atomic,
 )
@@ -412,13 +412,10 @@ def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
     ValueError if the folder is not a record.
     """
     publication, is_same_version = publication_of(folder), _is_written_by_this_version(folder)
-    if irregular := irregular_files(folder):
-        names = [os.path.relpath(path, folder) for path in irregular]
-        yield from (f"{name}: a pipe, device or socket, not a regular file" for name in names)
-        return
     yield from _checksum_differences(folder)
     yield from filter(None, signer(folder)[1:])
     try:
+        refuse_irregular_files(folder)
         results = stored_results(folder)
         derived = derived_files(folder, results)
     except ValueError as error:

@@ -12,14 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from engine.files import refuse_irregular_files
 from engine.optional import require
 from imagesets.decoding import read_bytes
 from imagesets.label_tables import choose_column, classes_and_labels
-from imagesets.listing import HOLD_OUT, SPLIT_WORDS, refuse_irregular_files, short_list
+from imagesets.listing import HOLD_OUT, SPLIT_WORDS, short_list
 from imagesets.names import PackedNames
 from imagesets.schemes.parquet import IMAGE_COLUMNS, bytes_column, multi_hot, names_from_paths
 from imagesets.sets import ImageSet, MissingSplit, Split
 from imagesets.stored import StoredImages, changes_of_files, integer_labels, numbered_classes, stored_set
+from imagesets.walk import EXTENSIONS
 
 PLACE = "PATH_OR_NAME"
 SPLITS = ("train", "val")
@@ -117,8 +119,8 @@ def _load(url: str, place: str) -> dict[str, Any]:
     is_saved = os.path.isdir(place) and any(
         os.path.exists(os.path.join(place, name)) for name in ("dataset_dict.json", "state.json")
     )
-    refuse_irregular_files(url, place)
     try:
+        refuse_irregular_files(place, EXTENSIONS)  # images are read by this project
         loaded = datasets.load_from_disk(place) if is_saved else datasets.load_dataset(place)
     except Exception as error:  # of any type, from the library or from those that it reads with
         raise ValueError(f"{url}: datasets cannot load it: {' '.join(str(error).split())}") from error

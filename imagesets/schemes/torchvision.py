@@ -21,14 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from engine.files import read_json, read_text
+from engine.files import read_json, read_text, refuse_irregular_files
 from engine.printing import did_you_mean
-from imagesets.listing import images_below, refuse_irregular_files, require_folder
+from imagesets.listing import images_below, require_folder
 from imagesets.names import PackedNames
 from imagesets.schemes.imagenet import check_mats
 from imagesets.selection import stratified_sample
 from imagesets.sets import FileImages, ImageSet, ReportedMetric, Split
 from imagesets.stored import StoredImages, stored_set
+from imagesets.walk import EXTENSIONS
 
 VOC_LABELS = {"1": 1, "-1": 0, "0": -1}  # in VOC's lists -> in ImageSet.labels
 SPLIT_SEED = 0  # of the random splits of sets that have no official one; they never change
@@ -369,7 +370,6 @@ def open_split(place: str, split: Split) -> ImageSet:
     require_folder(root, url)
     if missing := [path for path in entry.required_paths if not os.path.exists(os.path.join(root, path))]:
         raise ValueError(f"{url}: {root} lacks {', '.join(missing)}; {_how_to_get(name)}")
-    refuse_irregular_files(url, root)
     parts = entry.train if split == "train" else entry.val
     official = _concatenate([_read_official(url, name, root, arguments) for arguments in parts])
     if entry.split_indices:
@@ -399,6 +399,7 @@ def _read_official(url: str, name: str, root: str, arguments: Arguments) -> Offi
     entry = SETS[name]
     loader = {"loader": str} if entry.read is read_with_loader else {}  # returns the path, not the image
     try:
+        refuse_irregular_files(root, EXTENSIONS)  # images are read by this project
         if name == "StanfordCars":  # for other sets with .mat files, torchvision compares their MD5 sums
             check_mats(glob.glob(f"{glob.escape(root)}/stanford_cars/**/*.mat", recursive=True))
         return entry.read(getattr(datasets, entry.dataset or name)(root, **arguments, **loader))

@@ -16,13 +16,13 @@ import pytest
 from engine import files
 from engine.files import (
     folder_atomic,
-    irregular_files,
     is_locked,
     locked,
     locked_or_refused,
     read_json,
     read_json_lines,
     read_text,
+    refuse_irregular_files,
     reserve,
 )
 
@@ -198,14 +198,15 @@ def test_names_of_files_that_are_not_utf_8_survive_json(tmp_path: Path) -> None:
     assert os.fsencode(read_json(path)["url"]) == b"images:/data/\xff"
 
 
-def test_pipes_below_a_folder_are_found(tmp_path: Path) -> None:
+def test_pipes_below_a_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "file").write_text("")
     (tmp_path / "gone").symlink_to(tmp_path / "nothing")
-    for name in ("a/pipe", "image.PNG"):
-        os.mkfifo(tmp_path / name)
-    assert irregular_files(tmp_path) == [str(tmp_path / "a/pipe"), str(tmp_path / "image.PNG")]
-    assert irregular_files(tmp_path, (".png",)) == [str(tmp_path / "a/pipe")]
+    os.mkfifo(tmp_path / "image.PNG")
+    refuse_irregular_files(tmp_path, (".png",))
+    os.mkfifo(tmp_path / "a" / "pipe")
+    with pytest.raises(ValueError, match=f"{tmp_path / 'a/pipe'}: a pipe"):
+        refuse_irregular_files(tmp_path, (".png",))
 
 
 def test_reserved_files_have_space_of_their_own_and_keep_what_they_hold(tmp_path: Path) -> None:
