@@ -175,10 +175,10 @@ class ViTExport(PreparesImages):
         They are resized by the spec's rule when a network is built, once, however often the size is changed.
         image_size: side in pixels, or height and width. Raises ValueError if the tables cannot be resized.
         """
-        spec = self.spec.at_size(image_size)
-        facts = dict(self.facts) | {"resized_from": self.spec.stored.image_size}
-        if spec.image_size == facts["resized_from"]:
-            del facts["resized_from"]
+        source = self.spec.stored.image_size
+        spec = replace(self.spec, image_size=image_size, table_size=source)
+        facts = {name: value for name, value in self.facts.items() if name != "resized_from"}
+        facts |= {"resized_from": source} if spec.image_size != source else {}
         return ViTExport.make(spec, self.preparation, self.tensors, self.extra, facts)
 
     def _resized_tensors(self) -> dict[str, Tensor]:
@@ -200,9 +200,8 @@ class ViTExport(PreparesImages):
         spec, tensors = self.spec, dict(self.tensors)
         needs_new_tables = spec.relative_position == "none" and tables == "fresh"
         if needs_new_tables:
-            height, width = spec.stored.grid
-            rows = (2 * height - 1) * (2 * width - 1) + 3  # offsets of patches, and 3 for the class token
-            table = torch.zeros(rows, spec.heads)
+            height, width = (2 * side - 1 for side in spec.stored.grid)
+            table = torch.zeros(height * width + 3, spec.heads)  # offsets of patches, and 3 for the class token
             spec, tensors = self._as_beit()
         elif spec.relative_position == "shared" and tables != "shared":
             table = tensors.pop(SHARED_TABLE)

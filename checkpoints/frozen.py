@@ -28,7 +28,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import packages_distributions, version
-from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -351,7 +350,7 @@ def _preparation(attributes: Mapping[str, Any], reference: str) -> tuple[Prepara
         sides = [float(side) for side in torch.as_tensor(attributes["image_size"], dtype=torch.float64).flatten()]
         mean, std = (tuple(map(float, torch.as_tensor(attributes[name]).flatten())) for name in ("mean", "std"))
         is_size = len(sides) in (1, 2) and all(side.is_integer() and 1 <= side <= MAX_SIDE for side in sides)
-        if not is_size or len(mean) != 3 or len(std) != 3 or not all(map(isfinite, mean + std)):
+        if not is_size or len(mean) != 3 or len(std) != 3:
             raise ValueError(
                 f"image_size={attributes['image_size']}, mean={mean}, std={std}: give whole pixels and three "
                 f"numbers each, at most {MAX_SIDE} pixels"
@@ -405,7 +404,7 @@ def network_tokens(network: nn.Module, images: Tensor, reference: str) -> tuple[
     except Exception as error:
         raise ValueError(f"{reference} fails on images {tuple(images.shape)}: {_one_line(error)}") from error
     for part in output if isinstance(output, tuple | list) else (output,):
-        if isinstance(part, Tensor) and (part.is_complex() or 0 in part.shape[-1:]):
+        if isinstance(part, Tensor) and (part.is_complex() or not part.numel()):
             raise ValueError(f"{reference} returns {tuple(part.shape)} values of {part.dtype}; {OUTPUT_ADVICE}")
     if isinstance(output, Tensor) and output.ndim == 2 and len(output) == len(images):
         return output.unsqueeze(1), (0, 0)
@@ -422,8 +421,6 @@ def network_tokens(network: nn.Module, images: Tensor, reference: str) -> tuple[
         tokens = _flatten_patches(patches, len(images), (height, width))
         if class_token is not None:
             tokens = torch.cat([class_token.unsqueeze(1), tokens], dim=1)
-        if not tokens.shape[1]:
-            raise ValueError("no tokens")
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         shapes = [tuple(part.shape) if isinstance(part, Tensor) else part for part in output]
         problem = f"{shapes} for {len(images)} images ({_one_line(error)})"

@@ -20,11 +20,10 @@ import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from math import isqrt
 from types import ModuleType
 from typing import Any
 
-import torch
-from timm.models.beit import gen_relative_position_index
 from torch import Tensor
 
 from checkpoints.dotted import LIGHTNING, UNFOLD, without_wrappers
@@ -62,7 +61,6 @@ HEADS = {
 Grid = tuple[int, int]  # rows and columns of patches
 Fits = Callable[[int, int], bool]  # whether a position table is of a grid of these rows and columns
 IMAGE_SIZE = re.compile(r"(.*\.)?(image_size|img_size|input_size)")  # names of settings for the size of images
-INDEX = r"relative_position_index"  # made from the grid, by BEiT's code
 ARCHITECTURES = {192: "vit_tiny_patch16_224", 384: "vit_small_patch16_224", 1024: "vit_large_patch16_224"}
 
 
@@ -184,14 +182,17 @@ def plain_vit(
         branch: The branch that is imported.
         tensors: Its trunk under timm's names, which shows the sizes.
         heads: width -> number of heads of the source's models.
-        facts: Fields of the spec that the tensors do not show.
+        facts: Fields of the spec that the tensors do not show. class_position=None: as the number of rows shows.
 
     Raises:
-        ValueError: Tensors are missing or of other shapes, or the position table is of another kind than `facts` say.
+        ValueError: Tensors are missing or of other shapes, or the position table is of another kind than `facts` say,
+            or could be read in two ways.
     """
     sizes = trunk_and_mlp_sizes(branch, tensors)
     table = _require_tensor(branch, tensors, "pos_embed", 3)
-    tokens = int(facts.get("class_token", True)) + facts.get("registers", 0)
+    patch_size, tokens = sizes["patch_size"], int(facts.get("class_token", True)) + facts.get("registers", 0)
+    if facts.get("class_position", True) is None:
+        facts["class_position"] = _has_class_position(branch, table.shape[1], tokens, patch_size)
     prefix = tokens if facts.get("class_position", True) else 0
     patches = table.shape[1] - prefix
     is_fine_tuned = "fc_norm.weight" in tensors and "norm.weight" not in tensors
@@ -204,7 +205,6 @@ def plain_vit(
             f"{branch.file.path}: its position table is {kind}, but that of {branch.importer} is {expected_kind}; it "
             "is a file of another method"
         )
-    patch_size = sizes["patch_size"]
     rows = f"its position table of {table.shape[1]} rows, {prefix} of them before the patches,"
     height, width = grid or file_grid(branch, patch_size, of_patches(patches), rows)
     return ViTSpec(
@@ -229,26 +229,14 @@ def relative_vit(branch: BranchTensors, tensors: Mapping[str, Tensor], **facts: 
         raise ValueError(f"{branch.file.path}: {name} is for {heads} heads, not {branch.options.heads}")
     is_fine_tuned = "fc_norm.weight" in tensors and "norm.weight" not in tensors
     facts = {"position": "learned" if "pos_embed" in tensors else "none"} | facts
-    patches, exact = None, None
-    if "pos_embed" in tensors:
-        table = _require_tensor(branch, tensors, "pos_embed", 3)
-        patches = table.shape[1] - 1
-        _, exact = table_kind(table, patches, is_fine_tuned)
-    index = next((t for n, t in branch.file.tensors.items() if re.fullmatch(rf"{branch.prefix}.*{INDEX}", n)), None)
+    patches = _require_tensor(branch, tensors, "pos_embed", 3).shape[1] - 1 if "pos_embed" in tensors else None
 
     def fits(height: int, width: int) -> bool:
         # The table has a row for each offset between two patches, and three for the class token.
-        return (
-            (2 * height - 1) * (2 * width - 1) + 3 == rows
-            and patches in (None, height * width)
-            and exact in (None, (height, width))
-        )
+        return (2 * height - 1) * (2 * width - 1) + 3 == rows and patches in (None, height * width)
 
-    patch_size, sides = sizes["patch_size"], range(1, MAX_GRID + 1 if index is not None else 1)
-    grids = ((height, width) for height in sides for width in sides if fits(height, width))
-    grid = next((grid for grid in grids if torch.equal(index, gen_relative_position_index(grid))), None)
-    table_name = f"{name} of {rows} rows, 3 of them for the class token,"
-    height, width = grid or file_grid(branch, patch_size, fits, table_name)
+    patch_size = sizes["patch_size"]
+    height, width = file_grid(branch, patch_size, fits, f"{name} of {rows} rows, 3 of them for the class token,")
     return ViTSpec(
         architecture="beit_base_patch16_224",
         image_size=(height * patch_size, width * patch_size),
@@ -339,6 +327,24 @@ def file_grid(branch: BranchTensors, patch_size: int, fits: Fits, table: str, ow
         return height, width
     sizes = [f"{height} x {width} patches (--image-size {height * p}x{width * p})" for height, width in choices]
     raise ValueError(f"{branch.file.path}: {table} could be for {short_text(sizes, ' or ')}: say which")
+
+
+def _has_class_position(branch: BranchTensors, rows: int, tokens: int, patch_size: int) -> bool:
+    """Whether a position table has rows for the tokens before the patches, which models with timm's no_embed_class lack.
+
+    Raises ValueError if it can be read either way.
+    """
+    by_size = [prefix for prefix in (tokens, 0) if known_grids(branch, patch_size, of_patches(rows - prefix))]
+    if len(by_size) == 1:
+        return by_size[0] > 0
+    side, patches = isqrt(rows), rows - tokens
+    if side**2 != rows or all(patches % height for height in range(2, patches)):  # no square, or no other grid
+        return side**2 != rows
+    raise ValueError(
+        f"its position table of {rows} rows is for {side} x {side} patches (--image-size {side * patch_size}), or for "
+        f"{patches} patches behind class token and registers (--image-size HxW): give the size, or timm's name of the "
+        "model by --architecture"
+    )
 
 
 def named_vit(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> ViTSpec:

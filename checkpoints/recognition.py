@@ -99,8 +99,9 @@ def is_bare_vit(file: ForeignFile, kind: PositionTable = "learned", scaled: bool
     if not is_plain(tensors, scaled) or tensors["pos_embed"].ndim != 3:
         return False
     patches = tensors["pos_embed"].shape[1] - 1
-    is_for_patches_alone = isqrt(patches + 1) ** 2 == patches + 1  # as in timm's no_embed_class, or it may be
-    return patches > 0 and not is_for_patches_alone and position_kind(tensors) == kind
+    # A learned table of a square number of rows may also be for patches alone, as with timm's no_embed_class.
+    has_two_readings = kind == "learned" and isqrt(patches + 1) ** 2 == patches + 1
+    return patches > 0 and not has_two_readings and position_kind(tensors) == kind
 
 
 def position_kind(tensors: Mapping[str, Tensor]) -> PositionTable:
@@ -130,16 +131,15 @@ def table_kind(
     corner = sincos_positions((1, 1), width, "row", dtype=torch.float64)  # the first patch of every grid
     if not is_fine_tuned and (table[:, prefix : prefix + 1] - corner).abs().max() >= MAX_TABLE_DRIFT:
         return "learned", None
-    correlations: dict[tuple[PositionTable, tuple[int, int]], float] = {}
+    scores: dict[tuple[PositionTable, tuple[int, int]], float] = {}
     for grid in [(height, patches // height) for height in range(1, patches + 1) if patches % height == 0]:
         for first, kind in SINCOS_ORDERS:
             expected = sincos_positions(grid, width, first, prefix, torch.float64)
-            if (table - expected).abs().max() < MAX_TABLE_DRIFT:
-                return kind, grid
-            if is_fine_tuned:
-                correlations[kind, grid] = _correlation(table[:, prefix:], expected[:, prefix:])
-    best = max(correlations, key=correlations.__getitem__, default=None)
-    return best if best and correlations[best] > MIN_TABLE_CORRELATION else ("learned", None)
+            is_equal = bool((table - expected).abs().max() < MAX_TABLE_DRIFT)
+            correlates = is_fine_tuned and not is_equal
+            scores[kind, grid] = _correlation(table[:, prefix:], expected[:, prefix:]) if correlates else is_equal
+    best = max(scores, key=scores.__getitem__)
+    return best if scores[best] > MIN_TABLE_CORRELATION else ("learned", None)
 
 
 def _correlation(first: Tensor, second: Tensor) -> float:

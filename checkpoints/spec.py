@@ -148,8 +148,6 @@ class ViTSpec(Validated, ImageGrid):
                 f"image_size={self.image_size} with patch_size={self.patch_size} is a grid of {self.grid[0]} x "
                 f"{self.grid[1]} patches: at most {MAX_GRID} x {MAX_GRID} can be computed"
             )
-        if self.table_size is not None:
-            _ = self.stored  # checks its size
         if max(self.depth, self.class_attention) > MAX_BLOCKS:
             raise ValueError(f"depth={self.depth}, class_attention={self.class_attention}: at most {MAX_BLOCKS} blocks")
         if self.class_attention and self.class_token:
@@ -193,10 +191,6 @@ class ViTSpec(Validated, ImageGrid):
     def stored(self) -> "ViTSpec":
         """The same network at the image size of the stored position tables."""
         return replace(self, image_size=self.table_size or self.image_size, table_size=None)
-
-    def at_size(self, image_size: int | tuple[int, int]) -> "ViTSpec":
-        """The same network and position tables for images of another size, in pixels."""
-        return replace(self, image_size=image_size, table_size=self.table_size or self.image_size)
 
     @property
     def family(self) -> Literal["vit", "beit", "eva", "pixels"]:

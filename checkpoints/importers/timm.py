@@ -13,7 +13,6 @@ import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,6 @@ from checkpoints.importing import (
     BranchTensors,
     Conversion,
     file_grid,
-    known_grids,
     of_patches,
     plain_vit,
     relative_vit,
@@ -380,37 +378,15 @@ def _spec_of_file(branch: BranchTensors, tensors: dict[str, torch.Tensor]) -> Vi
             "no tensor tells the activation, head count and norms of such a model; use bench import with "
             "--architecture NAME, timm's name of the model"
         )
-    registers = tensors["reg_token"].shape[1] if "reg_token" in tensors and tensors["reg_token"].ndim == 3 else 0
     return plain_vit(
         branch,
         tensors,
         heads={width: heads for width, heads in HEADS.items() if width != 1536},  # at 1536 timm has 16 and 24 heads
-        class_position=_has_class_position(branch, tensors, 1 + registers),
-        registers=registers,
+        class_position=None,
+        registers=tensors["reg_token"].shape[1] if "reg_token" in tensors and tensors["reg_token"].ndim == 3 else 0,
         qkv_bias="blocks.0.attn.qkv.bias" in tensors,
         layer_scale="blocks.0.ls1.gamma" in tensors,
         position_resize="bicubic_antialias",
-    )
-
-
-def _has_class_position(branch: BranchTensors, tensors: dict[str, torch.Tensor], tokens: int) -> bool:
-    """Whether a position table begins with rows for class token and registers, which models with timm's
-    no_embed_class lack. tokens: their number. Raises ValueError if the table's rows can be read either way.
-    """
-    if "pos_embed" not in tensors or tensors["pos_embed"].ndim != 3:
-        return True
-    rows, patch_size = tensors["pos_embed"].shape[1], trunk_sizes(branch, tensors)["patch_size"]
-    by_size = [prefix for prefix in (tokens, 0) if known_grids(branch, patch_size, of_patches(rows - prefix))]
-    side = isqrt(rows)
-    if len(by_size) == 1:
-        return by_size[0] > 0
-    patches = rows - tokens
-    if side**2 != rows or all(patches % height for height in range(2, patches)):  # no square, or no other grid
-        return side**2 != rows
-    raise ValueError(
-        f"its position table of {rows} rows is for {side} x {side} patches (--image-size {side * patch_size}), or for "
-        f"{patches} patches behind class token and registers (--image-size HxW): give the size, or timm's name "
-        "of the model by --architecture"
     )
 
 

@@ -9,7 +9,7 @@ the library's interpolate_pos_encoding.
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from math import isqrt, prod
+from math import isqrt
 from typing import Any
 
 import torch
@@ -110,14 +110,11 @@ def convert(branch: BranchTensors) -> Conversion:
     if "reg_token" in tensors and not tensors["reg_token"].numel():
         del tensors["reg_token"]
     spec, tensors = KINDS[model_type](branch, join_projections(tensors))
-    # Its interpolate_pos_encoding and BeitRelativePositionBias.forward mistake these tables for those of other grids.
-    is_square_number = isqrt(prod(spec.grid)) ** 2 == prod(spec.grid)
-    is_mistaken = spec.relative_position != "none" or (model_type.startswith("dinov2") and is_square_number)
-    if spec.grid[0] != spec.grid[1] and is_mistaken:
-        raise ValueError(
-            f"image_size={list(spec.size)}: transformers mistakes the positions of such a {model_type} for those of "
-            "another grid, so that its features are others than those of the weights; take the official file"
-        )
+    rows, columns = spec.grid
+    is_mistaken = spec.relative_position != "none" or isqrt(rows * columns) ** 2 == rows * columns
+    if rows != columns and is_mistaken and not model_type.startswith(("vit", "dinov3")):
+        # By Dinov2Embeddings.interpolate_pos_encoding and BeitRelativePositionBias.forward
+        raise ValueError(f"transformers mistakes its positions for those of a grid other than {rows} x {columns}")
     return Conversion(spec=spec, tensors=tensors, preparation=_preparation(branch, spec))
 
 

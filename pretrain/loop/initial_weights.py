@@ -70,7 +70,7 @@ class InitialWeights:
         if wrong:
             values = " and ".join(f"{name}={getattr(checkpoint_spec, name)}" for name in wrong)
             raise ValueError(f"the checkpoint has {values}: remove --set {' '.join(wrong)}")
-        return replace(recipe, spec=replace(checkpoint_spec, image_size=spec.image_size))
+        return replace(recipe, spec=replace(checkpoint_spec.stored, image_size=spec.image_size))
 
     def _is_sincos_of(self, spec: ViTSpec) -> bool:
         """Whether the checkpoint's learned table is the sine-cosine table of `spec`, as in timm's copies of MAE."""
