@@ -376,7 +376,8 @@ def open_set(url: str, split: Split) -> ImageSet:
             "is there"
         ) from error
     except ValueError as error:  # most of the scheme's messages begin with the URL, without options
-        raise type(error)(f"{url}: {str(error).removeprefix(f'{scheme}:{place}: ')}") from error
+        kind = MissingSplit if isinstance(error, MissingSplit) else ValueError
+        raise kind(f"{url}: {str(error).removeprefix(f'{scheme}:{place}: ')}") from error
     if URL_OPTIONS.search(url):
         image_set = replace(image_set, url=url)
     if share:
