@@ -18,11 +18,11 @@ import numpy as np
 from engine.files import read_text
 from engine.optional import require
 from engine.printing import did_you_mean
-from imagesets.listing import HOLD_OUT, SPLIT_WORDS, images_below, short_list, split_folder
+from imagesets.listing import HOLD_OUT, SPLIT_WORDS, images_below, short_list, split_folder, subfolders
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, Split
 from imagesets.stored import stored_set
-from imagesets.walk import EXTENSIONS
+from imagesets.walk import EXTENSIONS, is_hidden
 
 TABLE_ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
 # Usual names of columns in lower case, the likeliest first.
@@ -184,29 +184,24 @@ def find_tables(url: str, place: str, names: str) -> list[str]:
     if names:
         return [os.path.join(place, os.path.expanduser(name)) for name in names.split(",")]
     split_folders = [folder for split in SPLIT_WORDS if (folder := split_folder(place, split))]
-    if any(len(_class_folders(folder)) > 1 for folder in split_folders):
+    if any(len(subfolders(folder)) > 1 for folder in split_folders):
         return []
     paths = [
         os.path.join(folder, f"metadata{ending}") for folder in (place, *split_folders) for ending in TABLE_ENDINGS
     ]
     if metadata := [path for path in paths if os.path.isfile(path)]:
         return metadata
-    if not split_folders and len(_class_folders(place)) > 1:
+    if not split_folders and len(subfolders(place)) > 1:
         return []
     with os.scandir(place) as entries:
-        tables = sorted(entry.path for entry in entries if entry.name.lower().endswith(TABLE_ENDINGS))
+        names = [entry.name for entry in entries if not is_hidden(entry.name)]
+    tables = sorted(os.path.join(place, name) for name in names if name.lower().endswith(TABLE_ENDINGS))
     if by_split := [path for path in tables if find_split_word(os.path.basename(path))]:
         return by_split
     if len(tables) > 1:
         choices = short_list([os.path.basename(path) for path in tables])
         raise ValueError(f"{url}: which of its tables has the labels, {choices}? say so with '?labels=NAME.csv'")
     return tables
-
-
-def _class_folders(folder: str) -> list[str]:
-    """Names of the visible folders in a folder."""
-    with os.scandir(folder) as entries:
-        return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
 
 
 def find_split_word(text: str) -> str:

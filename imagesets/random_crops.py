@@ -107,7 +107,7 @@ class RandomResizedCrop(Validated):
         window is then still at least as large as the result.
         """
         height, width = self.size if isinstance(self.size, tuple) else (self.size, self.size)
-        left, top, right, bottom = self.window(*photo.header.size)
+        left, top, right, bottom = self.window(*photo.size)
         ratio = min((right - left) // width, (bottom - top) // height)
         if reduced and photo.encoded and photo.header.format == "JPEG" and ratio >= 2:
             shrink = 1 << min(ratio.bit_length() - 1, 3)

@@ -228,12 +228,13 @@ def split_files(url: str, place: str, split: Split, suffix: str) -> list[str]:
         raise ValueError(f"{url}: no path after the colon; write {url}/path/to/folder")
     pattern = os.path.join(place, "**", f"*{suffix}") if os.path.isdir(place) else place
     paths = sorted(path for path in glob.glob(pattern, recursive=True) if path.endswith(suffix))
+    folders = [place] if os.path.isdir(place) else [os.path.dirname(path) or "." for path in paths]
+    root = os.path.commonpath(folders) if folders else ""
+    paths = [path for path in paths if not any(map(is_hidden, os.path.relpath(path, root).split(os.sep)))]
     if not paths:
         raise ValueError(f"{url}: no file *{suffix} there; give the folder that holds them, or a pattern in quotes")
     if irregular := [path for path in paths if not os.path.isfile(path)]:
         raise ValueError(f"{url}: {irregular[0]} is no regular file, or a broken link; remove it")
-    root = place if os.path.isdir(place) else os.path.commonpath([os.path.dirname(path) or "." for path in paths])
-    paths = [path for path in paths if not any(map(is_hidden, os.path.relpath(path, root).split(os.sep)))]
 
     def paths_with(word: str) -> list[str]:
         return [path for path in paths if word in re.split(r"[^a-z]+", os.path.relpath(path, root).lower())]

@@ -21,7 +21,14 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import resize_image, to_pil_image
 
 from engine.settings import Fraction, PositiveInt, Validated
-from imagesets.decoding import decode_rgb, open_header, open_image, releasing_large_images, wait_for_room
+from imagesets.decoding import (
+    decode_rgb,
+    open_header,
+    open_image,
+    releasing_large_images,
+    stored_size,
+    wait_for_room,
+)
 from imagesets.sets import ImageSet
 
 FILTERS = {
@@ -172,6 +179,11 @@ class Photo:
         data = self.encoded
         return self.image if data is None else self._cached("header", lambda: open_header(data, self.path))
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels; a file is not decoded yet."""
+        return stored_size(self.header)
+
     def pil_image(self, decode: Literal["exact", "fast"]) -> Image.Image:
         """The image for transforms of Pillow images; with "fast" it is decoded when a transform needs it."""
         return self.image if decode == "exact" else FastImage(self)
@@ -215,7 +227,7 @@ class FastImage(Image.Image):
 
     @property
     def size(self) -> tuple[int, int]:
-        return self.photo.header.size
+        return self.photo.size
 
     def load(self) -> Any:
         """Decode the photo, unless that is done already. Pillow calls this before it reads pixels."""

@@ -166,10 +166,13 @@ def check_scenes(url: str, read_all: bool) -> int:
 
 
 def one_of_each_kind(problems: Sequence[str]) -> list[str]:
-    """The first of the problems that differ only in their file and in numbers, with how many they are."""
+    """The first of the problems that differ only in their file and in numbers, with how many they are.
+
+    A problem is FILE: TEXT; the text may quote the file again.
+    """
     kinds: dict[str, list[str]] = {}
     for problem in problems:
-        kinds.setdefault(re.sub(r"\S*/\S*|\d+", "", problem), []).append(problem)
+        kinds.setdefault(re.sub(r"'.*'|\".*\"|\S*/\S*|\d+", "", problem.partition(": ")[2]), []).append(problem)
     return [f"{first}{f' (and {len(others)} more like this)' if others else ''}" for first, *others in kinds.values()]
 
 

@@ -347,14 +347,13 @@ def mask_paths(root: Path, split: str, images: Sequence[str], folder: str, hint:
     """Paths, relative to `root`, of the PNG masks in `folder` that have the names of the images.
 
     Raises:
-        ValueError: a mask is missing (the message ends in the hint), or two images have the same mask.
+        ValueError: a mask is missing (the message ends in the hint), or an image has two masks or a mask two images.
     """
-    present = {f"{name[: -len('.png')]}.png": name for name in files_below(root / folder, ".png")}
-    masks = [f"{name.rpartition('.')[0]}.png" for name in images]
-    check_present(masks, present or files_below(root / folder), f"annotations of {split}", folder, hint)
-    if shared := [name for name, count in Counter(masks).items() if count > 1]:
-        raise ValueError(f"two images of {split} have the mask {folder}/{shared[0]}; give them names of their own")
-    return tuple(f"{folder}/{present[name]}" for name in masks)
+    names = [os.path.splitext(name)[0] for name in images]
+    masks = named_files(root, folder, names, f"annotations of {split}", (".png",), hint)
+    if shared := [mask for mask, count in Counter(masks).items() if count > 1]:
+        raise ValueError(f"two images of {split} have the mask {shared[0]}; give them names of their own")
+    return masks
 
 
 def check_present(names: Sequence[str], present: Iterable[str], kind: str, folder: str, hint: str = "") -> None:
@@ -373,16 +372,20 @@ def check_present(names: Sequence[str], present: Iterable[str], kind: str, folde
 
 
 def named_files(
-    root: Path, folder: str, names: Sequence[str], kind: str, endings: tuple[str, ...] = EXTENSIONS
+    root: Path, folder: str, names: Sequence[str], kind: str, endings: tuple[str, ...] = EXTENSIONS, hint: str = ""
 ) -> tuple[str, ...]:
     """Paths, relative to `root`, of the files in `folder` with these names and one of the endings, in any case.
 
-    kind: what the files are, such as "images of val". Raises ValueError if one is missing, or if two have one name.
+    kind: what the files are, such as "images of val". Raises ValueError if one is missing, and the message ends in the
+    hint; or if two have one name.
     """
     files: dict[str, list[str]] = {}
     for file in files_below(root / folder, endings):
-        files.setdefault(os.path.splitext(file)[0], []).append(file)
-    check_present(names, files, kind, folder)
+        ending = next(ending for ending in endings if file.lower().endswith(ending.lower()))
+        files.setdefault(file[: -len(ending)], []).append(file)
+    ending = endings[0] if len(endings) == 1 else ""
+    present = [name + ending for name in files] or files_below(root / folder)
+    check_present([name + ending for name in names], present, kind, folder, hint)
     for name in names:
         if len(files[name]) > 1:
             raise ValueError(f"{folder} holds {' and '.join(files[name])}, both named {name}; remove one")
@@ -401,9 +404,10 @@ def read_names(file: Path, advice: str) -> list[str]:
     Raises ValueError, with the advice, if there is no such file; and if a name is listed twice, since it would count
     twice.
     """
-    if not file.is_file():
-        raise ValueError(f"there is no list {file}; {advice}")
-    names = [line.split()[0] for line in read_text(file).splitlines() if line.strip()]
+    try:
+        names = [line.split()[0] for line in read_text(file).splitlines() if line.strip()]
+    except FileNotFoundError:
+        raise ValueError(f"there is no list {file}; {advice}") from None
     check_different(names, f"names of {file}")
     return names
 
@@ -418,6 +422,8 @@ def files_below(folder: Path, endings: str | tuple[str, ...] = "") -> list[str]:
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
+    endings = (endings,) if isinstance(endings, str) else endings
+    lower_endings = tuple(ending.lower() for ending in endings)
     names: list[str] = []
     above: dict[str, set[str]] = {str(folder): {os.path.realpath(folder)}}  # real paths of a folder and those above it
     for path, folders, files in os.walk(folder, followlinks=True):
@@ -429,7 +435,7 @@ def files_below(folder: Path, endings: str | tuple[str, ...] = "") -> list[str]:
         names += [
             os.path.normpath(os.path.join(relative, name))
             for name in files
-            if not is_hidden(name) and name.lower().endswith(endings)
+            if not is_hidden(name) and name.lower().endswith(lower_endings)
         ]
     return sorted(names)
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from downstream.data.listing import IGNORED, Listing, check_present, files_below, find_folder
+from downstream.data.listing import IGNORED, Listing, files_below, find_folder, named_files
 from downstream.data.tiny_scenes import save_image, tiny_scenes
 from imagesets.sets import Split
 
 IMAGES = {"train": "leftImg8bit/train", "val": "leftImg8bit/val"}
+IMAGE_ENDING = "_leftImg8bit.png"
 COUNTS = {"train": 2975, "val": 500}
 # cityscapesScripts helpers/labels.py: the ids of the 19 classes that count, in the order of their train ids.
 CLASS_IDS = {
@@ -55,23 +56,20 @@ def recognised(root: Path) -> Path:
 
 def listed(root: Path, split: Split) -> Listing:
     """All scenes of one split, sorted by train/<city>/<name>. Raises ValueError if something is missing."""
-    images = files_below(root / IMAGES[split], "_leftimg8bit.png")
-    images.sort(key=lambda name: name[: -len("_leftImg8bit.png")])
-    names = [name[: -len("_leftImg8bit.png")] for name in images]
+    names = sorted({name[: -len(IMAGE_ENDING)] for name in files_below(root / IMAGES[split], IMAGE_ENDING)})
+    images = named_files(root, IMAGES[split], names, f"images of {split}", (IMAGE_ENDING,))
     folder = f"gtFine/{split}"
-    annotations = files_below(root / folder, ".png")
     kind, classes_of = "labelTrainIds", CLASS_OF_TRAIN_ID
-    if not any(name.endswith("_labelTrainIds.png") for name in annotations):
+    if not files_below(root / folder, "_labelTrainIds.png"):
         kind, classes_of = "labelIds", CLASS_OF_LABEL_ID
-    masks = [f"{name}_gtFine_{kind}.png" for name in names]
     hint = "; unpack the whole of gtFine_trainvaltest.zip"
-    check_present(masks, annotations, f"annotations of {split}", folder, hint)
+    masks = named_files(root, folder, names, f"annotations of {split}", (f"_gtFine_{kind}.png",), hint)
     notes = [f"masks are {kind}" + (", mapped to the 19 classes in memory" if kind == "labelIds" else "")]
     if len(names) != COUNTS[split]:
         notes.append(f"{len(names)} images, the set has {COUNTS[split]}")
     return Listing(
-        images=tuple(f"{IMAGES[split]}/{name}" for name in images),
-        masks=tuple(f"{folder}/{mask}" for mask in masks),
+        images=images,
+        masks=masks,
         classes=CLASSES,
         classes_of=classes_of,
         notes=tuple(notes),

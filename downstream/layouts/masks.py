@@ -31,7 +31,7 @@ from imagesets.sets import Split
 from imagesets.walk import EXTENSIONS
 
 IMAGES = {"train": "images/train", "val": "images/val"}
-IGNORE = "ignore"  # name of what loss and score do not count
+IGNORE = "ignore"  # name, in any case, of what loss and score do not count
 SERVES = ("ade20k", "cityscapes")  # layouts whose tasks run on these sets too
 CLASSES = "classes.txt"
 FORMS = {0: "NAME", 1: "NUMBER NAME", 3: "RED GREEN BLUE NAME"}  # count of numbers before the name -> form of a line
@@ -43,8 +43,8 @@ ClassList = tuple[tuple[str, ...], tuple[int, ...], tuple[tuple[int, ...], ...]]
 
 def recognised(root: Path) -> Path:
     """`root`, if it has classes.txt, and images/ and masks/ or SegNet's folders."""
-    if (root / CLASSES).is_file() and any((root / f"{word}annot").is_dir() for word in SPLIT_WORDS["train"]):
-        return root
+    if any((root / f"{word}annot").is_dir() for words in SPLIT_WORDS.values() for word in words):
+        return find_folder(root, (CLASSES,), ADVICE)
     advice = (
         f"put images into images/train and images/val, masks into masks/train and masks/val, and the classes into "
         f"{CLASSES}: {ADVICE}"
@@ -110,7 +110,8 @@ def parse_class_list(text: str, file: str = CLASSES) -> tuple[tuple[str, ...], l
         key = tuple(int(word) for word in words[:form]) or (len(keys),)
         if max(key) > 255:
             raise ValueError(f"{file}, line {number}: {max(key)}; masks hold values and colours to 255")
-        names.append(" ".join(words[form:]))
+        name = " ".join(words[form:])
+        names.append(IGNORE if name.lower() == IGNORE else name)
         keys.append(key)
     classes = [name for name in names if name != IGNORE]
     if len(set(classes)) < len(classes):

@@ -208,6 +208,30 @@ def test_ambiguous_and_missing_files_are_named(masks_set, tmp_path):
     assert "no file classes.txt" in refuse()
 
 
+def test_two_masks_of_an_image_are_refused(masks_set, tmp_path):
+    mask = next((masks_set / "masks" / "val").iterdir())
+    Image.open(mask).save(mask.with_suffix(".PNG"))
+    message = refusal(open_scenes, f"masks:{masks_set}", "val", tmp_path)
+    assert mask.name in message and mask.with_suffix(".PNG").name in message
+
+
+def test_segnets_folders_without_a_list_of_classes_lack_that_list(tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "testannot").mkdir()
+    assert "no file classes.txt" in refusal(open_scenes, f"masks:{tmp_path}", "train", tmp_path)
+
+
+def test_problems_in_files_with_blanks_in_their_names_are_one_line(masks_set, tmp_path, capsys):
+    for mask in (masks_set / "masks" / "val").iterdir():
+        number = int(mask.stem.rpartition("_")[2])
+        name = f"{'ab'[number % 2] * (number + 1)} {'xy'[number % 2] * (number + 1)}.png"
+        (masks_set / "images" / "val" / mask.name).rename(masks_set / "images" / "val" / name)
+        Image.new("RGB", (96, 64), (1, 2, number)).save(mask.rename(mask.with_name(name)))
+    assert check_scenes(f"masks:{masks_set}", read_all=True) == 1
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "FIX" in line)
+    assert "shows the colour 1 2 " in line and line.endswith("(and 23 more like this)")
+
+
 def test_folders_of_pascal_voc(tmp_path):
     for split, count in COUNTS.items():
         scenes = open_scenes("tiny-voc:", split, tmp_path)
@@ -384,7 +408,7 @@ def test_scenes_in_both_splits_and_orientations_are_reported(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     "lines",
-    ["ground\nignore\nthing", "0 ground\n2 thing\n1 ignore", "0 0 0 ground\n2 2 2 thing\n1 1 1 ignore"],
+    ["ground\nIgnore\nthing", "0 ground\n2 thing\n1 ignore", "0 0 0 ground\n2 2 2 thing\n1 1 1 ignore"],
 )
 def test_a_line_of_the_list_may_name_what_is_ignored(lines):
     names, classes_of, colours = read_classes(lines)

@@ -170,6 +170,15 @@ def test_every_reader_gives_the_pixels_as_they_are_stored(form, orientation, tmp
     assert stored_size(Image.open(tagged)) == (56, 40)
 
 
+def test_files_of_cityscapes_may_end_in_capitals(city, tmp_path):
+    before = open_scenes(f"cityscapes:{city}", "val", tmp_path)
+    for path in (before.image_path(0), before.mask_path(1)):
+        path.rename(path.with_suffix(".PNG"))
+    after = open_scenes(f"cityscapes:{city}", "val", tmp_path)
+    assert after.image_path(0).suffix == after.mask_path(1).suffix == ".PNG" and not decode_scenes(after).problems
+    assert after.listing.images[1:] == before.listing.images[1:]
+
+
 def test_few_image_splits_equal_those_of_french_et_al():
     recorded = facts("cityscapes_splits/french2020_indices.json")
     assert set(recorded["seeds"]) == {str(seed) for seed in SEEDS}

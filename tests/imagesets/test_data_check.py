@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from PIL import ExifTags, Image
 
 from imagesets import check
 from imagesets.check import check_image_set, render
@@ -53,6 +54,30 @@ def test_files_that_no_run_reads_are_counted(pets):
     (note,) = [note for note in report.splits[0].notes if "not read" in note]
     assert report.ok and note.startswith("3 files are not read: their names do not end in .jpg, ")
     assert note.endswith(": 2 .gif, 1 no ending") and not any("not read" in note for note in report.splits[1].notes)
+
+
+@pytest.mark.parametrize("name", [".ipynb_checkpoints/a.jpg", "@eaDir/a.jpg/a.jpg", "__MACOSX/a.jpg", "._a.jpg"])
+@pytest.mark.parametrize("folder", ["train", "train/ant"])
+def test_hidden_files_are_left_out_and_counted(pets, tree, folder, name):
+    before = open_set(f"folder:{pets}", "train")
+    tree(pets, f"{folder}/{name}", f"val/{name}")
+    report = check_image_set(f"folder:{pets}")
+    train = report.splits[0].image_set
+    assert report.ok and train.classes == ("ant", "bee") and train.fingerprint == before.fingerprint
+    for split in report.splits:
+        (note,) = (note for note in split.notes if " left out" in note)
+        assert "1 hidden" in note and name.split("/")[0] in note
+
+
+def test_images_that_viewers_turn_are_counted_and_not_turned(pets, encode):
+    exif = Image.Exif()
+    for number, orientation in enumerate((0, 1, 3, 6, 9)):
+        exif[ExifTags.Base.Orientation] = orientation
+        (pets / f"train/ant/{number}.jpg").write_bytes(encode(seed=number, width=50, exif=exif))
+    train, val = check_image_set(f"folder:{pets}").splits
+    assert any(note.startswith("2 images have an EXIF orientation") for note in train.notes)
+    assert not any("EXIF" in note for note in val.notes)
+    assert train.sizes[:5].tolist() == [[50, 30]] * 5
 
 
 def test_the_table_of_labels_is_not_counted_as_an_unread_file(pets):

@@ -192,6 +192,14 @@ def test_unreadable_tables_are_refused(folder, tmp_path):
         assert "is no class" in set_refusal(f"folder:{root}?labels=labels.jsonl")
 
 
+def test_hidden_tables_are_left_out(folder, tmp_path):
+    rows = shuffled_labels("train")
+    root = write_table(folder, tmp_path / "flat", {"train": ".", "val": "."}, "labels.csv", rows)
+    before = open_set(f"folder:{root}", "train")
+    (root / "._labels.csv").write_bytes(b"\0\5\x16\7")  # as macOS writes it onto foreign disks
+    assert open_set(f"folder:{root}", "train").fingerprint == before.fingerprint
+
+
 def test_class_folders_come_before_tables(folder):
     before = open_set(f"folder:{folder}", "train").fingerprint
     (folder / "train/metadata.csv").write_text("file_name,label\nant/train-ant-0.jpg,bee\n")

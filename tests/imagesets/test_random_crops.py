@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.random import RandomState
-from PIL import Image, ImageFilter, ImageOps
+from PIL import ExifTags, Image, ImageFilter, ImageOps
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
@@ -141,6 +141,22 @@ def test_fast_crops_show_the_same_windows_as_exact_ones(tmp_path, encode, mode, 
     file.write_bytes(file.read_bytes()[:3000])
     with pytest.raises(UnreadableImage, match="truncated"):
         fast.crop_fast(Photo(images, 0))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
+def test_fast_crops_of_images_that_viewers_turn_show_the_pixels_as_stored(tmp_path, encode, kind):
+    (tmp_path / "train/ant").mkdir(parents=True)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    options = {"lossless": True} if kind == "WEBP" else {}
+    (tmp_path / f"train/ant/a.{kind.lower()}").write_bytes(encode(kind, width=90, height=40, exif=exif, **options))
+    images = open_set(f"folder:{tmp_path}", "train")
+    crop = RandomResizedCrop(size=24, scale=(0.3, 1.0), interpolation="bicubic", draws=GeneratorDraws(RandomState(0)))
+    again = RandomResizedCrop(size=24, scale=(0.3, 1.0), interpolation="bicubic", draws=GeneratorDraws(RandomState(0)))
+    for _ in range(4):
+        gap = pil_to_tensor(crop(images.image(0))).int() - again.crop_fast(Photo(images, 0)).int()
+        assert gap.abs().max() <= 2
+    assert Photo(images, 0).pil_image("fast").size == images.image(0).size == (90, 40)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])

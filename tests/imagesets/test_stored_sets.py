@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -355,6 +356,21 @@ def test_repeated_keys_of_a_shard_are_refused(names, named, encode, tmp_path):
         assert re.search(named, set_refusal(f"wds:{tmp_path}"))
     else:
         assert len(open_set(f"wds:{tmp_path}", "train")) == 1
+
+
+def test_hidden_shards_and_images_are_left_out(folder, tmp_path, encode):
+    """As macOS's tar and zip add them."""
+    root = as_shards(folder, tmp_path / "shards")
+    before = open_set(f"wds:{root}", "train")
+    with tarfile.open(root / "set-train-0000.tar", "a") as archive:
+        for name in ("deep/._train-ant-0.jpg", "__MACOSX/x.jpg"):
+            archive.addfile(entry := tarfile.TarInfo(name), io.BytesIO(b"x" * entry.size))
+    (root / "__MACOSX").mkdir()
+    shutil.copy(root / "set-train-0001.tar", root / "__MACOSX/set-train-0001.tar")
+    assert open_set(f"wds:{root}", "train").fingerprint == before.fingerprint
+    for shard in root.glob("*.tar"):
+        shard.unlink()
+    assert "no file *.tar there" in set_refusal(f"wds:{root}")
 
 
 def test_a_byte_order_mark_is_no_part_of_a_class(folder, tmp_path):
