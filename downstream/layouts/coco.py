@@ -9,7 +9,9 @@
     ROOT/{train,valid}/_annotations.coco.json               the same as Roboflow exports it, next to the images
 
 The categories of the file are the classes, in the order of their ids, which may have gaps (COCO's are 1 to 90). For a
-file without outlines ("segmentation" is empty or absent everywhere) only boxes are trained and scored.
+file without outlines ("segmentation" is empty or absent everywhere) only boxes are trained and scored. Objects whose
+box is less than a pixel wide or high in its image are left out of both, as crowds are and objects marked as "ignore";
+boxes that reach beyond their image are cut off; a note counts all of these. The ids of annotations may be anything.
 """
 
 import json

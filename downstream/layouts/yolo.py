@@ -13,6 +13,7 @@ label file has no objects. Paths in data.yaml are not followed. A folder for tes
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -82,7 +83,7 @@ def read_class_names(root: Path) -> tuple[str, list[str]]:
     if not file:
         raise ValueError(f"no data.yaml and no {CLASSES} in {root}; {ADVICE}")
     text = read_text(root / file, 1 << 20)
-    names = [line.strip() for line in text.splitlines() if line.strip()]
+    names: Any = [line.strip() for line in text.splitlines() if line.strip()]
     if not file.endswith(CLASSES):
         try:  # BaseLoader is as safe as SafeLoader, and leaves names such as no, 1 and 2e3 as they are
             content = yaml.load(text, Loader=yaml.BaseLoader)

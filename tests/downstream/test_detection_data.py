@@ -278,7 +278,7 @@ def test_annotations_of_pascal_voc(size, tmp_path):
     assert entry["bbox"] == [0, 3.5, 60, 46.5] and entry["iscrowd"] == 0 and scenes.fingerprint != before
     write_voc(tmp_path, XML.format(size, "", "<xmin>80</xmin><ymin>4</ymin><xmax>90</xmax><ymax>9</ymax>"))
     notes = open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path).notes
-    assert any(note.startswith("1 of 1 objects of val have no area") and "test.xml" in note for note in notes)
+    assert any(note.startswith("1 of 1 objects in val with no area") and "test.xml" in note for note in notes)
 
 
 def with_each(kind: str, change: Callable[[int, dict], object]) -> Callable[[dict], None]:
