@@ -30,7 +30,6 @@ from downstream.data.listing import Entry, Instances, check_different, check_pre
 from downstream.data.tiny_scenes import HEIGHT, WIDTH, tiny_objects
 from engine.files import read_json
 from imagesets.sets import Split
-from imagesets.walk import EXTENSIONS
 
 IMAGES = {"train": "train2017", "val": "val2017"}
 FILES = {  # possible annotation files of each split -> folder of their images
@@ -46,7 +45,6 @@ FILES = {  # possible annotation files of each split -> folder of their images
         "val/_annotations.coco.json": "val",
     },
 }
-TEST_FILES = ("annotations/instances_test2017.json", "annotations/instances_test.json", "test/_annotations.coco.json")
 COUNTS = {"train": 118287, "val": 5000}
 MAX_OFFSET, MAX_OFFSET_SHARE = 2.0, 0.1  # of a box from its outline: in pixels, and in longer sides of the box
 TINY_CATEGORIES = {0: 2, 1: 3, 4: 44, 7: 90}  # digit -> category id in the tiny set, with gaps as in COCO
@@ -122,18 +120,12 @@ def listed(root: Path, split: Split) -> Instances:
     folder = root / files[name]
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
-    present = {path.name for path in folder.iterdir()}
-    file_names = [entry["file_name"] for entry in listing.entries]
-    check_present(file_names, present, f"images of {split}", folder.name)
-    notes = list(listing.notes)
-    if extra := sum(file.lower().endswith(EXTENSIONS) for file in present.difference(file_names)):
-        notes.append(f"{extra} images in {folder.name}/ that {name} does not list are not read")
-    others = (*files, *(TEST_FILES if split == "val" else ()))
-    notes += [f"{other} is not read" for other in others if other != name and (root / other).is_file()]
+    present = (path.name for path in folder.iterdir())
+    check_present([entry["file_name"] for entry in listing.entries], present, f"images of {split}", folder.name)
     count = len(listing.images)
     if name.endswith("2017.json") and count != COUNTS[split]:
-        notes.append(f"{count} images, COCO 2017 has {COUNTS[split]}")
-    return replace(listing, notes=tuple(notes))
+        return replace(listing, notes=(*listing.notes, f"{count} images, COCO 2017 has {COUNTS[split]}"))
+    return listing
 
 
 def parse_instances(

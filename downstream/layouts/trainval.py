@@ -13,7 +13,14 @@ Nothing is trained, so both splits are the same images. Difficult objects count,
 from dataclasses import replace
 from pathlib import Path
 
-from downstream.data.listing import Instances, check_different, check_present, files_below, garbage_collection_paused
+from downstream.data.listing import (
+    Instances,
+    check_different,
+    check_present,
+    files_below,
+    garbage_collection_paused,
+    read_names,
+)
 from downstream.layouts import coco, vocboxes
 from engine.files import read_json, read_text
 from imagesets.sets import Split
@@ -37,7 +44,7 @@ def listed(root: Path, split: Split) -> Instances:
     """All images, in the order of VOC's list or of COCO's ids. Raises ValueError if something is missing."""
     if (root / COCO_LIST).is_file():
         return _listed_coco(root)
-    names = vocboxes.unique_names(root / VOC_LIST, "trainval")
+    names = read_names(root / VOC_LIST, vocboxes.LIST_ADVICE)
     listing = vocboxes.read_boxes(root, names, names, "val")
     objects = (tuple(box | {"iscrowd": 0} for box in boxes) for boxes in listing.objects)  # count difficult objects
     return replace(listing, objects=tuple(objects))

@@ -16,17 +16,17 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from downstream.data.listing import Instances, check_different, check_present, find_folder, read_names
+from downstream.data.listing import Instances, find_folder, named_files, read_names
 from downstream.data.tiny_scenes import save_image, save_lines, tiny_objects
 from downstream.layouts.coco import Annotation, Category, CocoFile, ImageEntry, parse_instances
 from engine.files import read_regular
 from imagesets.decoding import MAX_BYTES, open_header, open_image, read_bytes
 from imagesets.sets import SPLITS, Split, read_head
-from imagesets.walk import EXTENSIONS
 
 IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
 SERVES = ("coco",)  # layouts whose tasks run on these sets too
 LISTS = {"train": ("train.txt",), "val": ("val.txt", "test.txt")}
+LIST_ADVICE = "write the names of the images there, one a line"
 MAX_DEPTH = 100  # levels of an annotation's elements; VOC's parts of persons are on the fifth
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -45,7 +45,7 @@ def listed(root: Path, split: Split) -> Instances:
     listing = read_boxes(root, names[split], [*names["train"], *names["val"]], split)
     val, test = (root / "ImageSets" / "Main" / name for name in LISTS["val"])
     if split == "val" and val.is_file() and test.is_file():
-        unread = f"{test.name}, with {len(unique_names(test, 'test'))} images, is not read beside {val.name}"
+        unread = f"{test.name}, with {len(read_names(test, LIST_ADVICE))} images, is not read beside {val.name}"
         return replace(listing, notes=(*listing.notes, unread))
     return listing
 
@@ -56,14 +56,8 @@ def read_boxes(root: Path, names: list[str], names_for_classes: list[str], split
     names_for_classes: images whose objects define the classes, including `names`. Raises ValueError if an image or
     annotation is missing or cannot be read.
     """
-    files = sorted(path for path in (root / "JPEGImages").iterdir() if path.suffix.lower() in EXTENSIONS)
-    images = {path.stem: path.name for path in files}
-    check_present(names, images, f"images of {split}", "JPEGImages")
-    for path in files:
-        if images[path.stem] != path.name and path.stem in names:
-            raise ValueError(
-                f"JPEGImages holds {path.name} and {images[path.stem]}, both named {path.stem}; remove one"
-            )
+    paths = named_files(root, "JPEGImages", names, f"images of {split}")
+    images = {name: path.removeprefix("JPEGImages/") for name, path in zip(names, paths, strict=True)}
     annotations = {
         name: _read_annotation(root / "Annotations" / f"{name}.xml") for name in dict.fromkeys(names_for_classes)
     }
@@ -86,29 +80,18 @@ def read_boxes(root: Path, names: list[str], names_for_classes: list[str], split
                 )
             )
     categories = [Category(id=number, name=title) for title, number in category_ids.items()]
-    notes = []
-    if unread := len(images.keys() - set(names_for_classes)):
-        notes.append(f"{unread} of {len(images)} images in JPEGImages/ are in none of the lists that are read")
     return parse_instances(
         CocoFile(images=entries, annotations=boxes, categories=categories),
         split,
         "JPEGImages",
         "Annotations",
         annotation_files=tuple(f"Annotations/{name}.xml" for name in names),
-        notes=tuple(notes),
     )
 
 
 def _split_names(root: Path, split: Split) -> list[str]:
     files = [root / "ImageSets" / "Main" / name for name in LISTS[split]]
-    return unique_names(next((file for file in files if file.is_file()), files[0]), split)
-
-
-def unique_names(file: Path, split: str) -> list[str]:
-    """The names of images in a list. Raises ValueError if there is no such file, or if it lists an image twice."""
-    names = read_names(file, f"write the names of the images of {split} there, one a line")
-    check_different(names, f"images of {file}")
-    return names
+    return read_names(next((file for file in files if file.is_file()), files[0]), LIST_ADVICE)
 
 
 def _read_annotation(path: Path) -> tuple[tuple[int, int] | None, list[Object]]:

@@ -11,6 +11,7 @@ CLASS counts from 0; X and Y are the centre of the box, and all four are shares 
 label file has no objects. Paths in data.yaml are not followed. A folder for test is read only if there is none for val.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from downstream.layouts.vocboxes import image_size
 from engine.files import read_text
 from imagesets.listing import SPLIT_WORDS, subfolders
 from imagesets.sets import Split
-from imagesets.walk import find_images
+from imagesets.walk import EXTENSIONS
 
 IMAGES = {"train": "images/train", "val": "images/val"}
 SERVES = ("coco",)  # layouts whose tasks run on these sets too
@@ -44,27 +45,23 @@ def listed(root: Path, split: Split) -> Instances:
     """All images of one split. Raises ValueError if something is missing, or if a line of a label file is wrong."""
     if not (folders := _folders(root, split)):
         raise ValueError(f"no images/{split} with labels/{split} there, nor {split}/images with {split}/labels")
-    (folder, labels), *unread = folders
+    folder, labels = folders[0]
     names_file, names = read_class_names(root)
-    files = list(find_images(str(root / folder), ["."])[0].names)
-    stems = [name.rpartition(".")[0] for name in files]
+    files = files_below(root / folder, EXTENSIONS)
+    stems = [os.path.splitext(name)[0] for name in files]
     check_different(stems, f"names of images in {folder}, without suffixes,")
-    label_files = {name for name in files_below(root / labels, ".txt") if Path(name).name != CLASSES}
-    used = [f"{stem}.txt" for stem in stems if f"{stem}.txt" in label_files]
+    label_files = {os.path.splitext(name)[0]: f"{labels}/{name}" for name in files_below(root / labels, ".txt")}
     content = CocoFile(images=[], annotations=[], categories=[])
     content.categories = [Category(id=number, name=name) for number, name in enumerate(names)]
     for number, (name, stem) in enumerate(zip(files, stems, strict=True), 1):
         width, height = image_size(root / folder / name)
         content.images.append(ImageEntry(id=number, file_name=name, height=height, width=width))
-        is_labelled = f"{stem}.txt" in label_files
-        for title, label, (x, y, w, h) in _objects(root, f"{labels}/{stem}.txt", len(names)) if is_labelled else ():
+        rows = _objects(root, label_files[stem], len(names)) if stem in label_files else ()
+        for title, label, (x, y, w, h) in rows:
             box = ((x - w / 2) * width, (y - h / 2) * height, w * width, h * height)
             content.annotations.append(Annotation(id=title, image_id=number, category_id=label, bbox=box))
-    notes = [f"{other} is not read" for other, _ in unread]
-    if extra := sorted(label_files.difference(used)):
-        notes.append(f"{len(extra)} files in {labels} that belong to no image are not read, such as {extra[0]}")
-    label_paths = tuple(f"{labels}/{name}" for name in used)
-    return parse_instances(content, split, folder, labels, (names_file, *label_paths), tuple(notes))
+    label_paths = [label_files[stem] for stem in stems if stem in label_files]
+    return parse_instances(content, split, folder, labels, (names_file, *label_paths))
 
 
 def _folders(root: Path, split: Split) -> list[tuple[str, str]]:

@@ -282,6 +282,17 @@ def test_a_folder_without_scenes_is_one_problem(bench, tmp_path):
     assert f"  FIX: masks:{tmp_path}: no folder images/ there; put images into images/train" in out
 
 
+def test_categories_in_another_order_are_found_before_a_run(bench, tmp_path):
+    coco = tiny_folder("coco", tmp_path)
+    path = coco / "annotations/instances_val2017.json"
+    content = json.loads(path.read_text())
+    first, second, *_ = content["categories"]
+    first["name"], second["name"] = second["name"], first["name"]
+    path.write_text(json.dumps(content))
+    code, out, _ = bench("data", "check", f"coco:{coco}", "--list-only")
+    assert code == 1 and "FIX: " in out and "instances_train2017.json and" in out and "number 2" in out
+
+
 def test_run_takes_statistics_for_files_that_have_none(output_of, refused, toys, exports, tmp_path):
     options = ("--suite", "toys", "--out", tmp_path / "out", "--data", "tiny=tiny:")
     model = timm.create_model("vit_tiny_patch16_224", num_classes=0, img_size=32, depth=1)
