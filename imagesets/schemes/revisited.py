@@ -47,9 +47,9 @@ def open_split(place: str, split: Split) -> ImageSet:
     stems = [os.path.splitext(os.path.basename(name))[0] for name in images.names]
     index_of = {stem: index for index, stem in enumerate(stems)}
     names = truth["imlist" if split == "train" else "qimlist"]
-    listed = {*truth["imlist"], *truth["qimlist"]}
-    if same := [images.names[i] for i, stem in enumerate(stems) if stem in listed and i != index_of[stem]]:
-        raise ValueError(f"{url}: another image in jpg/ has the name of {short_list(same)}, too; remove one of them")
+    listed, counts = {*truth["imlist"], *truth["qimlist"]}, Counter(stems)
+    if same := [images.names[i] for i, stem in enumerate(stems) if counts[stem] > 1 and stem in listed]:
+        raise ValueError(f"{url}: {short_list(same)} in jpg/ have the same name; keep one of each")
     if missing := [name for name in names if name not in index_of]:
         raise ValueError(
             f"{url}: {path} names {len(missing)} images that jpg/ lacks, {missing[0]!r} first; unpack all of them"

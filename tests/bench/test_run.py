@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -399,3 +400,66 @@ def test_tiff_pages_and_duplicates_of_training_images_are_warned_about(pictures,
     assert duplicates.startswith("2 validation images") and "twin0.png" in duplicates and "0.bmp" in duplicates
     text = (out / "leaderboard.md").read_text()
     assert "training images, too" in text and "TIFF files of several pages" in text
+
+
+def drawn(folder, names):
+    """Small pictures, PNG, with these names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(names):
+        Image.fromarray(np.random.RandomState(number).randint(0, 255, (16, 16, 3)).astype(np.uint8)).save(folder / name)
+
+
+def test_a_changed_ground_truth_is_noticed(bench, exports, out, tmp_path):
+    drawn(tmp_path / "set/jpg", [f"{name}.png" for name in ("d0", "d1", "d2", "q0")])
+    path, number = tmp_path / "set/gnd_x.json", "map_medium"
+
+    def write(easy):
+        truth = {"imlist": ["d0", "d1", "d2"], "qimlist": ["q0"], "gnd": [{"easy": [easy], "hard": [], "junk": []}]}
+        path.write_text(json.dumps(truth))
+
+    def run(export, *words):
+        data = f"r=revisited:{tmp_path / 'set'}"
+        suite = ("--suite", "retrieval@dino_oxford", "--data", data)
+        return bench("run", "--checkpoint", export, *suite, "--out", out, *words)
+
+    numbers = []
+    for easy in range(3):
+        write(easy)
+        code, _, err = run(exports[0])
+        assert code == (2 if easy else 0)
+        if easy:
+            assert "ground truth" in err and "--rerun" in err
+            code, _, err = run(exports[1])
+            assert code == 2 and "ground truth" in err and "stay on the board" in err
+            assert run(exports[0], "--rerun")[0] == 0
+        assert "1 skipped" in run(exports[0])[1]
+        numbers.append(read_result(result_paths(out)[0]).numbers[number])
+    assert len(set(numbers)) == 3
+    path.rename(tmp_path / "set/gnd_renamed.json")
+    assert "1 skipped" in run(exports[0])[1]
+
+
+def test_images_that_a_protocol_also_reads_belong_to_its_result(bench, exports, out, tmp_path):
+    root = tmp_path / "set"
+    for folder in ("original", "strong"):
+        drawn(root / folder, ["200000.png", "201000.png"])
+
+    def run(*words):
+        suite = ("--suite", "copydays@dino", "--set", "copydays.size=16", "--data", f"c=copydays:{root}")
+        return bench("run", "--checkpoint", exports[0], *suite, "--out", out, *words)
+
+    assert "1 done" in run()[1] and "1 skipped" in run()[1]
+    drawn(root / "whitening", [f"{number}.png" for number in range(9)])
+    assert "1 done" in run()[1] and "1 skipped" in run()[1]  # the same command evaluates what was added
+    result = read_result(result_paths(out)[0])
+    assert result.facts["whitened by"] == 9 and list(result.data.reads) == ["whitening"]
+    drawn(root / "whitening", ["8.png", "9.png"])
+    code, _, err = run()
+    assert code == 2 and "whitening" in err and "--rerun" in err
+    assert run("--rerun")[0] == 0 and "1 skipped" in run()[1]
+    shutil.rmtree(root / "whitening")
+    code, _, err = run()
+    assert code == 2 and "whitening" in err
+    (root / "whitening").symlink_to(root / "nowhere")
+    code, _, err = run()
+    assert code == 2 and "whitening is a broken link" in err

@@ -68,6 +68,32 @@ def test_missing_folders_are_named_in_a_warning(copydays, tmp_path):
     assert "strong" in warning and "crops" not in warning and "map_strong" not in outcome.numbers
 
 
+@pytest.mark.parametrize("name", ["whitening", "Whitening", "distractors", "Distractors", "strong", "jpegqual"])
+def test_folders_that_would_be_ignored_are_refused(copydays, tmp_path, name):
+    shutil.rmtree(copydays / name, ignore_errors=True)
+    if name[0].islower():
+        (copydays / name).symlink_to(tmp_path / "nowhere")
+    else:
+        shutil.rmtree(copydays / name.lower(), ignore_errors=True)
+        (copydays / name).mkdir()
+    space = Workspace(cache=tmp_path / "cache", data=f"copydays:{copydays}")
+
+    def use():
+        for split in ("train", "val"):
+            open_set(space.data, split)
+        TASK.reads(space)
+
+    assert f"{copydays}/{name}" in refusal(use)
+
+
+@pytest.mark.parametrize("name", ["distractors", "strong", "crops/10"])
+def test_folders_without_images_are_refused(copydays, name):
+    shutil.rmtree(copydays / name)
+    (copydays / name).mkdir()
+    split = "train" if name == "distractors" else "val"
+    assert repr(name) in refusal(open_set, f"copydays:{copydays}", split)
+
+
 def test_the_check_of_the_set_allows_originals_in_both_splits(copydays):
     report = check_image_set(f"copydays:{copydays}")
     assert report.ok and not report.in_both_splits

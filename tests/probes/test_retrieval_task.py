@@ -1,6 +1,8 @@
 """Retrieval: revisited sets in their layout, other sets by class, and invalid ground truth."""
 
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
@@ -64,6 +66,18 @@ def test_other_sets_are_scored_by_class(tmp_path):
         (lambda truth: truth["gnd"][0]["easy"].append(99), "beyond the 12"),
         (lambda truth: truth["imlist"].append("nowhere"), "'nowhere'"),
         (lambda truth: truth.pop("gnd"), "another form"),
+        (lambda truth: truth["gnd"][1].update(easy=[0.5]), "$.gnd[1].easy[0]"),
+        (lambda truth: truth["gnd"][1].update(easy=[True]), "$.gnd[1].easy[0]"),
+        (lambda truth: truth["gnd"][1].update(easy=["0"]), "$.gnd[1].easy[0]"),
+        (lambda truth: truth["gnd"][1].update(easy=[[0]]), "$.gnd[1].easy[0]"),
+        (lambda truth: truth["gnd"][1].update(hard=[-1]), "$.gnd[1].hard[0]"),
+        (lambda truth: truth["gnd"][1].update(hard={"a": 1}), "$.gnd[1].hard"),
+        (lambda truth: truth["gnd"][1].update(hard=[1]), "image 1 twice"),
+        (lambda truth: truth["imlist"].__setitem__(0, ["a"]), "$.imlist[0]"),
+        (lambda truth: truth["imlist"].__setitem__(0, "place1_1"), "'place1_1'"),
+        (lambda truth: truth["imlist"].__setitem__(0, "query0"), "'query0' itself"),
+        (lambda truth: truth.update(qimlist=[], gnd=[]), "no query"),
+        (lambda truth: [groups.update(easy=[], hard=[]) for groups in truth["gnd"]], "no query"),
     ],
 )
 def test_invalid_ground_truth_is_refused(landmarks, change, words):
@@ -71,10 +85,38 @@ def test_invalid_ground_truth_is_refused(landmarks, change, words):
     truth = json.loads(path.read_text())
     change(truth)
     path.write_text(json.dumps(truth))
-    assert words in refusal(open_set, f"revisited:{landmarks}", "train")
+    message = refusal(open_set, f"revisited:{landmarks}", "train")
+    assert words in message and "gnd_toy.json" in message
     path.unlink()
     with pytest.raises(ValueError, match=r"convert gnd_NAME\.pkl"):
         open_set(f"revisited:{landmarks}", "val")
+
+
+@pytest.mark.parametrize("content", [b"[" * 200_000, b'{"imlist": ' + b"[" * 200_000, b"{not json", b"\xff\xfe{}", b""])
+def test_ground_truth_that_is_no_json_is_refused(landmarks, content):
+    (landmarks / "gnd_toy.json").write_bytes(content)
+    assert "gnd_toy.json" in refusal(open_set, f"revisited:{landmarks}", "val")
+
+
+def test_a_pipe_is_refused_and_a_byte_order_mark_is_accepted(landmarks):
+    path = landmarks / "gnd_toy.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len(open_set(f"revisited:{landmarks}", "val")) == 3
+    path.unlink()
+    os.mkfifo(path)
+    assert "gnd_toy.json" in refusal(open_set, f"revisited:{landmarks}", "val")
+
+
+@pytest.mark.parametrize("twin", ["jpg/place0_0.png", "jpg/deeper/query1.jpg"])
+def test_two_images_of_one_name_and_two_ground_truths_are_refused(landmarks, twin):
+    (landmarks / twin).parent.mkdir(exist_ok=True)
+    Image.new("RGB", (9, 9)).save(landmarks / twin)
+    assert twin.removeprefix("jpg/").partition(".")[0] in refusal(open_set, f"revisited:{landmarks}", "train")
+    (landmarks / twin).rename(landmarks / "jpg/not_listed.jpg")
+    shutil.copy(landmarks / "jpg/not_listed.jpg", landmarks / "jpg/not_listed.png")
+    open_set(f"revisited:{landmarks}", "train")
+    shutil.copy(landmarks / "gnd_toy.json", landmarks / "gnd_other.json")
+    assert "gnd_other.json" in refusal(open_set, f"revisited:{landmarks}", "train")
 
 
 def test_a_limit_of_the_database_is_refused(landmarks, tmp_path):

@@ -1,6 +1,7 @@
 """Shifted test sets in their layouts: found beside ImageNet and scored by their own rules."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from toy_exports import varied_export
 from engine.tasks import Workspace
 from engine.training.states import load_state, newest_intact, save_state
 from probes.finetune.trainer import Training
-from probes.shifted import ALEXNET, open_class_folders, real_labels
+from probes.shifted import ALEXNET, objectnet_counterparts, open_class_folders, real_labels
 from probes.tasks.finetune import Finetune
 from probes.tasks.linear import Linear
 from probes.tasks.robustness import Robustness
@@ -161,3 +162,94 @@ def test_images_without_an_entry_in_real_are_refused(names, wrong, tmp_path):
     images = open_class_folders("a:", str(tmp_path / "val"))
     with pytest.raises(ValueError, match=f"has 2 entries, and none for .*{wrong}"):
         real_labels(str(tmp_path / "real.json"), images, 12)
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ("[[0], [0.7]]", "$[1][0]"),
+        ('[[0], ["0"]]', "$[1][0]"),
+        ("[[0], [true]]", "$[1][0]"),
+        ("[[0], [[0]]]", "$[1][0]"),
+        ("[[0], [-1]]", "$[1][0]"),
+        ("[[0], [12]]", "$[1]"),
+        ("[[0], [1000000000000000000000000000000]]", "$[1]"),
+        ("[[0], 1]", "$[1]"),
+        ('{"0": [0]}', "array"),
+        ("null", "array"),
+        ("{x", ""),
+        ("[" * 200_000, ""),
+    ],
+)
+def test_other_values_than_classes_are_refused_in_real(content, place, tmp_path):
+    (tmp_path / "real.json").write_text(content)
+    paint(tmp_path / "val/n0/n_val_1.png", WNIDS[0], 1)
+    message = refusal(real_labels, str(tmp_path / "real.json"), open_class_folders("a:", str(tmp_path / "val")), 12)
+    assert "real.json" in message and place in message
+
+
+PLACES, MATCHES, TITLES = (
+    f"{name}.json" for name in ("pytorch_to_imagenet_2012_id", "objectnet_to_imagenet_1k", "folder_to_objectnet_label")
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (PLACES, '{"300000000": 0, "1": 1}'),  # a table of all classes up to this one would take 2.4 GB
+        (PLACES, '{"100000000000": 0}'),
+        (PLACES, '{"-5": 0}'),
+        (PLACES, '{"12": 0}'),  # the head has twelve classes
+        (PLACES, '{"0": 3, "1": 3}'),
+        (PLACES, '{"0": 3}'),
+        (PLACES, "[1, 2]"),
+        (MATCHES, "null"),
+        (MATCHES, '{"Chair": 5}'),
+        (MATCHES, '{"Other": "zero"}'),
+        (TITLES, '{"chair": ["x"]}'),
+        (TITLES, '{"chair": "Chair"}'),
+        (TITLES, "[" * 200_000),
+        (TITLES, None),
+        ("imagenet_to_label_2012_v2", None),
+    ],
+)
+def test_mappings_that_do_not_fit_are_refused(imagenet, tmp_path, name, content):
+    shutil.copytree(imagenet / "objectnet-1.0/mappings", tmp_path / "mappings")
+    images = open_class_folders("objectnet:", str(imagenet / "objectnet-1.0/images"))
+    assert objectnet_counterparts(str(tmp_path), images, 12) == {0: 0, 1: 1, 7: 1}
+    (tmp_path / "mappings" / name).unlink()
+    if content is None:
+        os.mkfifo(tmp_path / "mappings" / name)
+    else:
+        (tmp_path / "mappings" / name).write_text(content)
+    message = refusal(objectnet_counterparts, str(tmp_path), images, 12)
+    assert name in message or (content == '{"0": 3}' and PLACES in message)
+
+
+def test_all_shifted_sets_are_read(imagenet, tmp_path):
+    space = Workspace(cache=tmp_path, data=f"imagenet:{imagenet / 'imagenet'}")
+    mappings = {f"objectnet-1.0/{path.name}" for path in (imagenet / "objectnet-1.0/mappings").iterdir()}
+    folders = {path.name for path in imagenet.iterdir()} - {"imagenet", "frost"}
+    assert TASK.reads(space).keys() == {"real.json", *folders, *mappings}
+    assert RobustnessFinetune(**FINETUNING).reads(space).keys() == TASK.reads(space).keys()
+
+
+@pytest.mark.parametrize("name", ["imagenet-a", "ImageNet-A", "imagenet-c", "imagenet-c/Fog", "imagenet-c/fog"])
+def test_shifted_sets_that_would_be_ignored_are_refused(imagenet, tmp_path, name):
+    (tmp_path / "imagenet").symlink_to(imagenet / "imagenet")
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    if name == "imagenet-a":
+        path.symlink_to(tmp_path / "nowhere")
+    else:
+        path.mkdir()
+    assert name.partition("/")[0] in refusal(
+        TASK.reads, Workspace(cache=tmp_path, data=f"imagenet:{tmp_path}/imagenet")
+    )
+
+
+def test_two_folders_of_one_class_are_refused(imagenet, tmp_path):
+    (tmp_path / "imagenet").symlink_to(imagenet / "imagenet")
+    folder(tmp_path / "imagenetv2-matched-frequency-format-val", WNIDS[:3], 1, ["1", "01", "2"])
+    message = refusal(TASK.reads, Workspace(cache=tmp_path, data=f"imagenet:{tmp_path}/imagenet"))
+    assert "'01', '1'" in message and "'2'" not in message
