@@ -6,7 +6,7 @@ N: images of the database. Q: queries. D: width.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ def average_precision(ranks: np.ndarray, positives: int) -> float:
 
 
 def level_scores(
-    order: np.ndarray, truth: Sequence[Mapping[str, Sequence[int]]], level: str, kappas: Sequence[int] = KAPPAS
+    order: np.ndarray, truth: Sequence[Mapping[str, Any]], level: str, kappas: Sequence[int] = KAPPAS
 ) -> LevelScores:
     """Scores of a level of difficulty.
 

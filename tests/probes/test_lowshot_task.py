@@ -17,6 +17,7 @@ from probes.lowshot import blocks, fitting
 from probes.lowshot.blocks import PreparedRows, prepare_rows
 from probes.lowshot.shots import PUBLISHED_LISTS, Subset, draw_share, draw_subsets, rows_of_images, subset_indices
 from probes.tasks import lowshot
+from probes.tasks.finetune import Finetune
 from probes.tasks.knn import Knn
 from probes.tasks.lowshot import PROTOCOLS, LowShot
 
@@ -148,6 +149,9 @@ def test_msns_lists_are_read_including_the_misnamed_one(export, tmp_path):
     assert len(images["1percent", 0]) == 6
     outcome = replace(SMALL, fractions=(0.01,), lists=lists).run(export, workspace(tmp_path, url))
     assert [fit["images"] for fit in outcome.facts["fits"]] == [3, 3, 3, 6, 6, 6, 6]
+    reads = replace(SMALL, lists=lists).reads(workspace(tmp_path, url))
+    assert "imagenet_subsets3/3imgs_class.txt" in reads and SMALL.reads(workspace(tmp_path, url)) == {}
+    assert Finetune(lists=lists, fraction=0.1).reads(workspace(tmp_path, url)) == reads
 
 
 def test_missing_and_wrong_lists_are_refused(tmp_path):
