@@ -17,10 +17,9 @@ do not have timm's patch embedding, FIRST lists the tensors that identify them.
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from math import isqrt
 from types import ModuleType
 from typing import Any
 
@@ -58,8 +57,7 @@ HEADS = {
     4096: 32,
 }
 # width -> timm name of a plain ViT; fields of the spec override all its sizes
-Grid = tuple[int, int]  # rows and columns of patches
-Fits = Callable[[int, int], bool]  # whether a position table is of a grid of these rows and columns
+Fits = Callable[[int, int, int], bool]  # of rows before the patches, and rows and columns of patches
 IMAGE_SIZE = re.compile(r"(.*\.)?(image_size|img_size|input_size)")  # names of settings for the size of images
 ARCHITECTURES = {192: "vit_tiny_patch16_224", 384: "vit_small_patch16_224", 1024: "vit_large_patch16_224"}
 
@@ -190,23 +188,21 @@ def plain_vit(
     """
     sizes = trunk_and_mlp_sizes(branch, tensors)
     table = _require_tensor(branch, tensors, "pos_embed", 3)
-    patch_size, tokens = sizes["patch_size"], int(facts.get("class_token", True)) + facts.get("registers", 0)
-    if facts.get("class_position", True) is None:
-        facts["class_position"] = _has_class_position(branch, table.shape[1], tokens, patch_size)
-    prefix = tokens if facts.get("class_position", True) else 0
-    patches = table.shape[1] - prefix
+    patch_size, rows, has_class_position = sizes["patch_size"], table.shape[1], facts.get("class_position", True)
+    tokens = int(facts.get("class_token", True)) + facts.get("registers", 0)
+    prefixes = (tokens, 0) if has_class_position is None else (tokens * has_class_position,)
     is_fine_tuned = "fc_norm.weight" in tensors and "norm.weight" not in tensors
     if is_fine_tuned:
         facts |= {"final_norm": "pooled", "pool": "avg"}
     expected_kind = facts.get("position", "learned")
-    kind, grid = table_kind(table, patches, is_fine_tuned)
+    kind, grid = table_kind(table, rows - prefixes[0], is_fine_tuned)
     if kind != expected_kind:
         raise ValueError(
             f"{branch.file.path}: its position table is {kind}, but that of {branch.importer} is {expected_kind}; it "
             "is a file of another method"
         )
-    rows = f"its position table of {table.shape[1]} rows, {prefix} of them before the patches,"
-    height, width = grid or file_grid(branch, patch_size, of_patches(patches), rows)
+    prefix, height, width = (prefixes[0], *grid) if grid else read_grid(branch, patch_size, absolute(rows), prefixes)
+    facts["class_position"] = prefix > 0
     return ViTSpec(
         architecture=facts.pop("architecture", ARCHITECTURES.get(sizes["width"], "vit_base_patch16_224")),
         image_size=(height * patch_size, width * patch_size),
@@ -231,12 +227,12 @@ def relative_vit(branch: BranchTensors, tensors: Mapping[str, Tensor], **facts: 
     facts = {"position": "learned" if "pos_embed" in tensors else "none"} | facts
     patches = _require_tensor(branch, tensors, "pos_embed", 3).shape[1] - 1 if "pos_embed" in tensors else None
 
-    def fits(height: int, width: int) -> bool:
+    def fits(prefix: int, height: int, width: int) -> bool:
         # The table has a row for each offset between two patches, and three for the class token.
-        return (2 * height - 1) * (2 * width - 1) + 3 == rows and patches in (None, height * width)
+        return (2 * height - 1) * (2 * width - 1) + prefix == rows and patches in (None, height * width)
 
     patch_size = sizes["patch_size"]
-    height, width = file_grid(branch, patch_size, fits, f"{name} of {rows} rows, 3 of them for the class token,")
+    _, height, width = read_grid(branch, patch_size, fits, prefixes=(3,))
     return ViTSpec(
         architecture="beit_base_patch16_224",
         image_size=(height * patch_size, width * patch_size),
@@ -288,62 +284,48 @@ def size_from(value: Any) -> tuple[int, int] | None:
     return (sides[0], sides[1]) if len(sides) == 2 and all(type(side) is int and side > 0 for side in sides) else None
 
 
-def of_patches(count: int) -> Fits:
-    """Which grids an absolute position table fits that has rows for `count` patches."""
-    return lambda height, width: height * width == count
+def absolute(rows: int) -> Fits:
+    """Which readings have an absolute position table of `rows` rows."""
+    return lambda prefix, height, width: prefix + height * width == rows
 
 
-def known_grids(branch: BranchTensors, patch_size: int, fits: Fits) -> set[Grid]:
-    """Grids of known image sizes, where they fit a position table exactly: of the size in transformers' config.json,
-    else of --image-size, else of those in other settings of the file."""
-    sizes = {name: value for name, value in branch.file.facts.items() if IMAGE_SIZE.fullmatch(name)}
-    config = [value for name, value in sizes.items() if name.startswith("config.")]
-    for values in (config, [branch.options.image_size], sizes.values()):
-        grids = {(size[0] // patch_size, size[1] // patch_size) for size in map(size_from, values) if size}
-        if grids := {grid for grid in grids if fits(*grid)}:
-            return grids
-    return set()
+def read_grid(
+    branch: BranchTensors, patch_size: int, fits: Fits, prefixes: Sequence[int], own: Any = None
+) -> tuple[int, int, int]:
+    """Rows of a position table before the patches, and rows and columns of patches, where its values do not show them.
 
+    The reading by an image size in transformers' config.json, else by --image-size, by other settings of the file, or
+    by `own`, the size of the model that the user named; else as a square, which is recorded as assumed.
 
-def file_grid(branch: BranchTensors, patch_size: int, fits: Fits, table: str, own: Grid | None = None) -> Grid:
-    """Rows and columns of patches of a position table whose values do not show them.
-
-    Those of `known_grids`, of the named model (`own`), or the only ones that fit; else a square, which is recorded as
-    assumed. Raises ValueError, with the grids that fit, if none of these decides. table: for the message.
+    fits: Whether a table of a reading has the rows of this one. prefixes: Possible numbers of rows before the patches,
+    the usual one first. Raises ValueError if no reading fits, or several do and nothing decides.
     """
-    p, known = patch_size, known_grids(branch, patch_size, fits) or ({own} if own and fits(*own) else set())
-    sides = range(1, MAX_GRID + 1)
-    grids = known or {(height, width) for height in sides for width in sides if fits(height, width)}
-    choices = sorted(grids, key=lambda grid: abs(grid[0] - grid[1]))
-    if not choices:
-        raise ValueError(f"{branch.file.path}: {table} is for no grid of patches; it is a file of another method")
-    height, width = choices[0]
+    sides, p = range(1, MAX_GRID + 1), patch_size
+    readings = [(prefix, h, w) for prefix in prefixes for h in sides for w in sides if fits(prefix, h, w)]
+    settings = {name: value for name, value in branch.file.facts.items() if IMAGE_SIZE.fullmatch(name)}
+    config = [value for name, value in settings.items() if name.startswith("config.")]
+    for values in (config, [branch.options.image_size], settings.values(), [own]):
+        grids = [(size[0] // p, size[1] // p) for size in map(size_from, values) if size]
+        if known := [reading for reading in readings if reading[1:] in grids]:
+            break
+    choices = sorted(known or readings, key=lambda reading: abs(reading[1] - reading[2]))
     if len(choices) == 1:
+        _, height, width = choices[0]
         if height != width and size_from(branch.options.image_size) == (height * p, width * p):
             branch.assumed.add(f"position table of {height} x {width} patches, taken as it is (--image-size)")
-        return height, width
-    if height == width and not known:
-        branch.assumed.add(f"square grid, {height} x {width} patches (--image-size HxW)")
-        return height, width
-    sizes = [f"{height} x {width} patches (--image-size {height * p}x{width * p})" for height, width in choices]
-    raise ValueError(f"{branch.file.path}: {table} could be for {short_text(sizes, ' or ')}: say which")
-
-
-def _has_class_position(branch: BranchTensors, rows: int, tokens: int, patch_size: int) -> bool:
-    """Whether a position table has rows for the tokens before the patches, which models with timm's no_embed_class lack.
-
-    Raises ValueError if it can be read either way.
-    """
-    by_size = [prefix for prefix in (tokens, 0) if known_grids(branch, patch_size, of_patches(rows - prefix))]
-    if len(by_size) == 1:
-        return by_size[0] > 0
-    side, patches = isqrt(rows), rows - tokens
-    if side**2 != rows or all(patches % height for height in range(2, patches)):  # no square, or no other grid
-        return side**2 != rows
+        return choices[0]
+    squares = [reading for reading in choices if reading[1] == reading[2]]
+    likely_prefixes = [prefix for prefix, h, w in choices if h == w or min(h, w) > 1]
+    if len(squares) == 1 and not known and {squares[0][0]} in ({prefixes[0]}, {*likely_prefixes}):
+        branch.assumed.add(f"square grid, {squares[0][1]} x {squares[0][1]} patches (--image-size HxW)")
+        return squares[0]
+    if not choices:
+        raise ValueError(f"{branch.file.path}: its position table fits no grid of patches; it is of another method")
+    behind = " behind {} other tokens" if len(prefixes) > 1 else ""
+    texts = [f"{h} x {w} patches{behind.format(n)} (--image-size {h * p}x{w * p})" for n, h, w in choices]
     raise ValueError(
-        f"its position table of {rows} rows is for {side} x {side} patches (--image-size {side * patch_size}), or for "
-        f"{patches} patches behind class token and registers (--image-size HxW): give the size, or timm's name of the "
-        "model by --architecture"
+        f"{branch.file.path}: its position table fits {short_text(texts, ' or ')}: give the size of the images that it "
+        "was made for"
     )
 
 

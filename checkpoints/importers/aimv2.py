@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from checkpoints.importing import BranchTensors, Conversion, file_grid, of_patches, trunk_sizes
+from checkpoints.importing import BranchTensors, Conversion, absolute, read_grid, trunk_sizes
 from checkpoints.positions import sincos_positions
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import table_kind
@@ -76,7 +76,7 @@ def _with_positions(
     if "pos_embed" in tensors:
         rows = tensors["pos_embed"].shape[1] if tensors["pos_embed"].ndim == 3 else 0
         kind, grid = table_kind(tensors["pos_embed"], rows)
-        height, width = grid or file_grid(branch, patch_size, of_patches(rows), f"its position table of {rows} rows")
+        height, width = grid or read_grid(branch, patch_size, absolute(rows), prefixes=(0,))[1:]
         image_size = (height * patch_size, width * patch_size)
         return tensors, dict(image_size=image_size, position=kind, position_resize="bicubic_antialias")
     image_size = branch.options.image_size or IMAGE_SIZE // patch_size * patch_size

@@ -47,9 +47,9 @@ from checkpoints.importing import (
     HEADS,
     BranchTensors,
     Conversion,
-    file_grid,
-    of_patches,
+    absolute,
     plain_vit,
+    read_grid,
     relative_vit,
     trunk_sizes,
 )
@@ -409,9 +409,8 @@ def _spec_by_name(branch: BranchTensors, tensors: dict[str, torch.Tensor], name:
         spec = replace(spec, final_norm="pooled", pool="avg")
     if "pos_embed" not in tensors:
         return spec
-    patches = tensors["pos_embed"].shape[1] - spec.prefix * spec.class_position
-    table = f"its position table with {patches} rows for patches"
-    height, width = file_grid(branch, spec.patch_size, of_patches(patches), table, own=spec.grid)
+    prefixes, rows = (spec.prefix * spec.class_position,), tensors["pos_embed"].shape[1]
+    _, height, width = read_grid(branch, spec.patch_size, absolute(rows), prefixes, own=spec.size)
     return replace(spec, image_size=(height * spec.patch_size, width * spec.patch_size))
 
 

@@ -111,8 +111,8 @@ def convert(branch: BranchTensors) -> Conversion:
         del tensors["reg_token"]
     spec, tensors = KINDS[model_type](branch, join_projections(tensors))
     rows, columns = spec.grid
-    is_mistaken = spec.relative_position != "none" or isqrt(rows * columns) ** 2 == rows * columns
-    if rows != columns and is_mistaken and not model_type.startswith(("vit", "dinov3")):
+    is_square_number = model_type.startswith("dinov2") and isqrt(rows * columns) ** 2 == rows * columns
+    if rows != columns and (is_square_number or spec.relative_position != "none"):
         # By Dinov2Embeddings.interpolate_pos_encoding and BeitRelativePositionBias.forward
         raise ValueError(f"transformers mistakes its positions for those of a grid other than {rows} x {columns}")
     return Conversion(spec=spec, tensors=tensors, preparation=_preparation(branch, spec))
