@@ -40,7 +40,10 @@ from imagesets.walk import EXTENSIONS, note_on_hidden, visible_and_hidden
 MAX_LISTED = 20  # unreadable images of a split that the report names
 BATCH = 256  # images between two calls of `advance`
 # Classes, images of train and val, and images of val that are also in train, counted in copies of the official files.
-PUBLISHED = {(100, 50_000, 10_000, 10): "CIFAR-100", (200, 100_000, 10_000, 7): "Tiny-ImageNet"}
+PUBLISHED: dict[tuple[int, ...], str] = {
+    (100, 50_000, 10_000, 10): "CIFAR-100",
+    (200, 100_000, 10_000, 7): "Tiny-ImageNet",
+}
 REMOVE_ONE = "remove one of each pair, since scores on them say nothing"
 DARK_GREY = 64  # of 255; 16-bit images that are all darker hold at most 14 bits
 
@@ -130,8 +133,8 @@ def check_image_set(
         counts = (len(splits[0].image_set.classes), *(len(split.image_set) for split in splits), len(pairs))
         is_official = url.startswith("torchvision:") and "?" not in url
         if is_official or counts in PUBLISHED:
-            name = PUBLISHED.get(counts, "this set")
-            notes.append(f"{text}: so it is in {name} as published, and numbers in papers include them: keep them")
+            official = PUBLISHED.get(counts, "this set")
+            notes.append(f"{text}: so it is in {official} as published, and numbers in papers include them: keep them")
         else:
             problems.append(f"{text}: {REMOVE_ONE}")
     return Report(

@@ -104,7 +104,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return read_json(path, type=dict[str, Any])
     except ValueError as error:
-        raise ValueError(f"not the description of a run: {error}; choose another --out") from error
+        raise ValueError(f"{error}: it does not describe a run; choose another --out") from error
 
 
 def _filled(recorded: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
