@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.files import digest, write_atomic
+from engine.files import digest, open_regular, write_atomic
 from imagesets.names import PackedNames
 from imagesets.selection import evenly_spaced
 
@@ -227,7 +227,7 @@ def _size_and_time(path: str) -> list[int]:
 def _load(path: Path) -> FileListing | None:
     """The listing in a cache file, or None if there is none or it is damaged."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:  # each array has a checksum
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:  # each array has a checksum
             return _from_arrays(arrays)
     except Exception:  # missing or damaged file: zipfile and NumPy raise nearly any type
         return None

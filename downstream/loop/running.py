@@ -43,7 +43,7 @@ from downstream.data.reading import loader_processes
 from downstream.loop.training import Plan, batch_norm_warnings
 from downstream.models.operators import quiet_libraries
 from engine.distributed import World
-from engine.files import locked, write_atomic
+from engine.files import locked, open_regular, read_json, write_atomic
 from engine.precision import autocast
 from engine.printing import say
 from engine.progress import Progress, span
@@ -249,7 +249,7 @@ class EvaluationHook(Hook):
     def read(self) -> dict[str, dict[str, float]]:
         """Iteration -> metrics of all evaluations so far."""
         path = self.folder / "judgements.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        return read_json(path) if path.exists() else {}
 
     def reported_iteration(self, evaluations: Mapping[str, Mapping[str, float]]) -> str:
         """The iteration whose evaluation is reported; of equal ones the latest."""
@@ -491,8 +491,8 @@ def _read_result(evaluations: EvaluationHook, accumulation: int, batch: Mapping[
     """The result of a finished training, from the files of its evaluations."""
     history = evaluations.read()
     reported = evaluations.reported_iteration(history)
-    with np.load(evaluations.folder / "arrays.npz") as file:
-        arrays = {name: file[name] for name in file.files}
+    with open_regular(evaluations.folder / "arrays.npz") as file:
+        arrays = dict(np.load(file))
     return TrainedModel(
         metrics=history[reported],
         arrays=arrays,
