@@ -5,16 +5,20 @@ import pickle
 from dataclasses import replace
 
 import pytest
+import timm
 import torch
 from random_networks import randomise
 from safetensors.torch import load_file, save_file
 
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
+from checkpoints.import_options import ImportOptions
 from checkpoints.resolve import load
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
+from downstream.models.backbone import dense_network
 
+BEIT = dict(architecture="beit_base_patch16_224", position_resize="relative_spline", pool="avg")
 PLAIN = dict(architecture="vit_base_patch16_224", image_size=32, patch_size=8, width=16, depth=2, heads=2)
 SPECS = {
     "plain": ViTSpec(**PLAIN, mlp_hidden=40),
@@ -123,7 +127,7 @@ BROKEN = {
     "another version": (lambda f: edit_config(f, lambda c: c.update(format=99)), "another version of the format"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "cannot be read"),
     "truncated weights": (lambda f: (f / "model.safetensors").write_bytes(b"\x10\0\0\0"), "cannot be read"),
-    "broken config": (lambda f: (f / "config.json").write_text('{"vit_export": '), "timm cannot load.*Expecting value"),
+    "broken config": (lambda f: (f / "config.json").write_text('{"vit_export": '), "timm cannot load.*config.json"),
     "no object": (lambda f: edit_root(f, lambda c: 5), "timm cannot load"),
     "no bytes of a text": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "timm cannot load"),
     "a list of facts": (lambda f: edit_root(f, lambda c: c | {"vit_export": []}), "not a ViT-export"),
@@ -246,3 +250,43 @@ class TestBackbone:
         exact, quick = (backbone.views(images, [(-1, True)])[-1, True] for backbone in both)
         assert quick.cls.dtype == torch.float32
         assert 0 < (quick.cls - exact.cls).abs().max() < 0.1
+
+
+TABLES = {
+    "offset": dict(position_resize="bicubic_offset"),
+    "not square": dict(image_size=(48, 80)),
+    "registers": dict(registers=2, position_resize="bicubic_antialias"),
+    "shared": BEIT | dict(relative_position="shared", position="none", class_position=False),
+    "per block": BEIT | dict(relative_position="per_block"),
+}
+
+
+@pytest.mark.parametrize("key", TABLES)
+def test_each_use_resizes_the_tables_of_the_source_once(key, tmp_path):
+    """An export made for 32 px from tables for 64 px, and used at 56 and 40 px, equals the source used there."""
+    spec = ViTSpec(**PLAIN | dict(image_size=64, mlp_hidden=40) | TABLES[key])
+    source = ViTExport.from_vit(randomise(ViT(spec)), Preparation())
+    folder = source.at_size(32).save(tmp_path / "export")
+    small = load(folder)
+    assert small.verify() == [] and small.spec.grid == (4, 4) and small.facts["resized_from"] == spec.image_size
+    assert load(folder, ImportOptions(image_size=56)).digest == source.at_size(56).digest != small.digest
+    assert small.at_size(spec.image_size).digest == source.digest
+    images = torch.randn(1, 3, 40, 40)
+    if spec.relative_position != "per_block":
+        ours, expected = (Backbone(export).views(images, [(-1, True)])[-1, True] for export in (small, source))
+        assert torch.equal(ours.patches, expected.patches)
+    for tables in ("shared", "per_block"):
+        ours, expected = (dense_network(export, 40, 0.0, tables).eval()(images)[0] for export in (small, source))
+        assert torch.equal(ours, expected)
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    images = torch.randn(1, 3, *spec.size)
+    assert (model.forward_features(images) - source.build()(images)[0]).abs().max() < 1e-5
+    again = ViTExport.from_vit(small.build(), Preparation())
+    assert again.spec == replace(small.spec, table_size=None), "a training goes on with tables of its own size"
+
+
+def test_specs_from_before_tables_of_another_size_keep_their_digests():
+    spec = SPECS["plain"]
+    assert "table_size" not in spec.to_json() and replace(spec, table_size=spec.image_size) == spec
+    rotary = replace(SPECS["no class token"], position="none", image_size=48, table_size=24)
+    assert rotary.table_size is None, "there is no table to resize"

@@ -1,15 +1,21 @@
 """The importer of a file is recognised by its tensors; files that no importer reads are refused with the reason."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import timm
 import torch
 from examples import EXAMPLES
+from random_networks import randomise
 from refusals import refusal
+from timm.models._helpers import load_state_dict
+from timm.models.beit import Beit
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from checkpoints.export import ViTExport
 from checkpoints.import_options import ImportOptions
 from checkpoints.positions import sincos_positions
 from checkpoints.resolve import load
@@ -208,3 +214,110 @@ class TestArchitecture:
     def test_a_wrong_architecture_is_refused(self, importer, name, message, tmp_path):
         path = save(timm.create_model("test_vit2").state_dict(), tmp_path)
         assert message in load_refusal(f"{importer}:{path}", ImportOptions(statistics="half", architecture=name))
+
+
+def rectangular(size: tuple[int, int], **changes) -> VisionTransformer:
+    """timm's network for images of this height and width in patches of 8 px, with random weights."""
+    return randomise(VisionTransformer(**TINY | dict(img_size=size) | changes)).eval()
+
+
+def difference(network: VisionTransformer, export: ViTExport) -> float:
+    """Largest difference of the patch tokens from the network's."""
+    images = torch.randn(1, 3, *network.patch_embed.img_size)
+    with torch.no_grad():
+        tokens = export.build()(images)[0]
+        return float((tokens - network.forward_features(images)[:, -tokens.shape[1] :]).abs().max())
+
+
+OPTIONS = ImportOptions(heads=4, statistics="half")
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [({}, 1), ({"reg_tokens": 4}, 5), ({"no_embed_class": True}, 0), ({"no_embed_class": True, "reg_tokens": 4}, 0)],
+)
+@pytest.mark.parametrize("size", [(32, 48), (32, 40), (104, 120), (64, 256)])
+def test_a_table_is_taken_as_it_is_if_the_stated_size_fits(size, changes, rows, tmp_path):
+    """1 + 4 x 6, 5 + 4 x 5 and 1 + 13 x 15 rows are squares, and 8 x 32 patches are a square number."""
+    network = rectangular(size, **changes)
+    path = save(network.state_dict(), tmp_path)
+    export = load(f"timm:{path}", replace(OPTIONS, image_size=size))
+    assert export.spec.size == size and export.spec.class_position == (rows > 0)
+    assert difference(network, export) < 1e-6 and "taken as it is" in export.facts["assumed"][0]
+    settings = {"args": {"img_size": None, "input_size": [3, *size]}}
+    assert load(f"timm:{save({'model': network.state_dict()} | settings, tmp_path)}", OPTIONS).digest == export.digest
+
+
+@pytest.mark.parametrize("size", [(32, 48), (64, 96), (104, 120)])
+@pytest.mark.parametrize("importer", ["timm", "dino"])
+def test_a_table_that_can_be_read_in_two_ways_is_refused(importer, size, tmp_path):
+    path = save(rectangular(size).state_dict(), tmp_path)
+    assert f"--image-size {size[0]}x{size[1]}" in load_refusal(f"{importer}:{path}", OPTIONS)
+
+
+@pytest.mark.parametrize("importer", ["timm", "dino"])
+def test_a_square_of_patches_is_recorded_as_assumed(importer, tmp_path):
+    path = save(rectangular((64, 256)).state_dict(), tmp_path)
+    export = load(f"{importer}:{path}", OPTIONS)
+    assert export.spec.grid == (16, 16) and any("square grid" in text for text in export.facts["assumed"])
+    assert "assumed" not in load(f"{importer}:{path}", replace(OPTIONS, image_size=128)).facts
+
+
+@pytest.mark.parametrize("is_fine_tuned", [False, True])
+@pytest.mark.parametrize("size", [(32, 48), (48, 32), (64, 256)])
+def test_sines_and_cosines_show_their_grid(size, is_fine_tuned, tmp_path):
+    network = rectangular(size, fc_norm=is_fine_tuned, global_pool="avg" if is_fine_tuned else "token")
+    table = sincos_positions((size[0] // 8, size[1] // 8), 32, "column", prefix=1)
+    network.pos_embed.data = table + 0.2 * is_fine_tuned * torch.randn(table.shape)
+    export = load(f"mae:{save({'model': network.state_dict()}, tmp_path)}", OPTIONS)
+    assert export.spec.size == size and "assumed" not in export.facts and difference(network, export) < 1e-5
+
+
+def test_a_named_model_is_read_at_the_stated_size(tmp_path):
+    torch.manual_seed(0)
+    name = "deit_tiny_distilled_patch16_224"
+    network = timm.create_model(name, img_size=(64, 96), num_classes=0).eval()
+    path, named = save(network.state_dict(), tmp_path), ImportOptions(architecture=name, statistics="half")
+    assert difference(network, load(f"timm:{path}", replace(named, image_size=(64, 96)))) < 1e-5
+    assert "--image-size 64x96" in load_refusal(f"timm:{path}", named)
+
+
+def test_relative_tables_are_read_at_the_stated_size(tmp_path):
+    network = randomise(Beit(**TINY | dict(img_size=(32, 48)), use_abs_pos_emb=False, use_rel_pos_bias=True)).eval()
+    path = save(network.state_dict(), tmp_path)
+    assert difference(network, load(f"timm:{path}", replace(OPTIONS, heads=None, image_size=(32, 48)))) < 1e-4
+    message = load_refusal(f"timm:{path}", replace(OPTIONS, heads=None))
+    assert "--image-size 32x48" in message and "--image-size 48x32" in message
+
+
+def test_averaged_weights_of_timm_come_first_as_in_timm(tmp_path):
+    weights, average = state_of("vit_base_patch16_224"), rectangular((32, 32)).state_dict()
+    path = save({"state_dict": weights, "state_dict_ema": average}, tmp_path)
+    export = load(f"timm:{path}", OPTIONS)
+    expected = load_state_dict(str(path), use_ema=True)
+    assert all(torch.equal(export.tensors[name], tensor) for name, tensor in expected.items())
+    assert export.facts["branch"] == "ema" and "also holds model" in export.facts["assumed"][0]
+    export = load(f"timm:{path}", replace(OPTIONS, branch="model"))
+    assert torch.equal(export.tensors["cls_token"], weights["cls_token"])
+    only = load(f"timm:{save({'state_dict': weights}, tmp_path)}", OPTIONS)
+    assert only.digest == export.digest and only.facts["branch"] == "model"
+
+
+@pytest.mark.parametrize(
+    ("importer", "extra"),
+    [
+        ("dinov2", {"mask_token": (1, 32)}),
+        ("ibot", {"masked_embed": (1, 32)}),
+        ("timm", {"head.weight": (5, 32), "head.bias": (5,)}),
+    ],
+)
+def test_what_an_importer_drops_is_dropped_below_a_prefix(importer, extra, tmp_path):
+    state = state_of("vit_base_patch16_224", init_values=1e-5 if importer == "dinov2" else None)
+    tensors = state | {name: torch.zeros(shape) for name, shape in extra.items()}
+    branches = {f"{branch}.backbone.{name}": t for branch in ("student", "teacher") for name, t in tensors.items()}
+    path = save({"model": branches}, tmp_path)
+    export = load(f"{importer}:{path}", replace(OPTIONS, prefix="model.teacher.backbone"))
+    assert export.facts["used_tensors"] == len(state)
+    assert sum(export.facts["dropped"].values()) == len(tensors) + len(extra)
+    if importer != "timm":
+        assert load_refusal(f"{importer}:{path}", OPTIONS).endswith("--prefix model.teacher.backbone.")
