@@ -11,6 +11,7 @@ may also be called train.txt and val.txt or test.txt; other options of the URL:
     ?unit=m&scale=5000      a unit, m, cm or mm, and the value of one unit (by default 1); ?scale= alone is of a metre
 """
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +61,7 @@ def listed(root: Path, split: Split, unit: str = "", scale: str = "", train: str
         if words:
             images.append(prefix + words[0].lstrip("/"))
             depths.append(prefix + words[1].lstrip("/"))
-    if missing := [name for name in (*images, *depths) if not (root / name).is_file()]:
+    if missing := [name for name in (*images, *depths) if not os.path.lexists(root / name)]:
         raise ValueError(f"{len(missing)} files of {present[0]} are not there, such as {missing[0]}")
     pairs = sorted(zip(images, depths, strict=True))
     notes = [f"{len(images)} images, the set has {COUNTS[split]}"] if len(images) != COUNTS[split] else []

@@ -20,7 +20,7 @@ from downstream.data.listing import Instances, find_folder, named_files, read_na
 from downstream.data.tiny_scenes import save_image, save_lines, tiny_objects
 from downstream.layouts.coco import Annotation, Category, CocoFile, ImageEntry, parse_instances
 from engine.files import read_regular
-from imagesets.decoding import MAX_BYTES, open_header, open_image, read_bytes
+from imagesets.decoding import MAX_BYTES, open_header, open_image, read_bytes, stored_size
 from imagesets.sets import SPLITS, Split, read_head
 
 IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
@@ -144,9 +144,9 @@ def _objects(tree: ElementTree.Element) -> Iterator[Object]:
 def image_size(path: Path) -> tuple[int, int]:
     """Width and height in pixels of an image, from its first bytes if they tell. Raises ValueError, naming the file."""
     try:
-        return open_image(read_head(path)).size
+        return stored_size(open_image(read_head(path)))
     except (OSError, SyntaxError, ValueError):  # also for a long header, or one at the end of the file
-        return open_header(read_bytes(str(path)), str(path)).size
+        return stored_size(open_header(read_bytes(str(path)), str(path)))
 
 
 def write_tiny(root: Path, split: Split) -> None:

@@ -16,6 +16,8 @@ from downstream.data.reading import ReadImage
 from downstream.data.scenes import SceneSet, decode_scenes, open_scenes, scene_image, scene_mask, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
 from downstream.layouts.cityscapes import SEEDS, few_image_split
+from downstream.layouts.vocboxes import image_size
+from engine.extensions import extensions
 from imagesets.decoding import decode_rgb, orientation_of, stored_size
 
 LISTING = Listing(images=("image",), masks=("mask",), classes=("wall",), classes_of=(0,) * 256)
@@ -177,6 +179,25 @@ def test_files_of_cityscapes_may_end_in_capitals(city, tmp_path):
     after = open_scenes(f"cityscapes:{city}", "val", tmp_path)
     assert after.image_path(0).suffix == after.mask_path(1).suffix == ".PNG" and not decode_scenes(after).problems
     assert after.listing.images[1:] == before.listing.images[1:]
+
+
+@pytest.mark.parametrize("layout", sorted({*extensions("layouts")} - {"yolo"}))  # which reads the images' sizes
+def test_a_broken_link_is_one_problem_in_every_layout(layout, tmp_path):
+    folder = tiny_folder(layout, tmp_path)
+    path = open_scenes(f"{layout}:{folder}", "val", tmp_path).image_path(1)
+    path.unlink()
+    path.symlink_to("/nowhere")
+    scenes = open_scenes(f"{layout}:{folder}", "val", tmp_path)
+    assert 1 in scenes.unusable and scenes.fingerprint and scenes.contents
+    assert all(str(path) in reason for reason in scenes.unusable.values())  # of a video, its first frame has it as well
+
+
+def test_sizes_of_images_without_a_size_in_their_annotation_are_those_stored(tmp_path):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    for kind in ("jpg", "tif"):
+        Image.new("RGB", (60, 40)).save(tmp_path / f"a.{kind}", exif=exif)
+        assert image_size(tmp_path / f"a.{kind}") == (60, 40)
 
 
 def test_few_image_splits_equal_those_of_french_et_al():
