@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -37,14 +37,15 @@ NOUNS = {  # kind -> what messages call an extension of it
     "layouts": "scene layout",
 }
 SCHEMES = ("imagesets", "layouts")  # kinds whose keys are schemes of URLs, so that the keys of both must differ
-REQUIRED_NAMES = {  # kind -> names that its files must define; see docs/architecture.md
-    "methods": ("METHOD", "RECIPES"),
-    "probes": ("PROTOCOLS", "SUITES"),
-    "downstream": ("PROTOCOLS", "SUITES"),
-    "importers": ("SOURCE", "BRANCHES", "DROPPED", "recognise"),
-    "imagesets": ("PLACE", "SPLITS", "open_split"),
-    "layouts": ("IMAGES", "recognised", "listed", "write_tiny"),
+REQUIRED_NAMES: dict[str, dict[str, type]] = {  # kind -> names that its files must define, with their types
+    "methods": {"METHOD": object, "RECIPES": Mapping},  # see docs/architecture.md
+    "probes": {"PROTOCOLS": Mapping, "SUITES": Mapping},
+    "downstream": {"PROTOCOLS": Mapping, "SUITES": Mapping},
+    "importers": {"SOURCE": str, "BRANCHES": Iterable, "DROPPED": Iterable, "recognise": Callable},
+    "imagesets": {"PLACE": str, "SPLITS": Iterable, "open_split": Callable},
+    "layouts": {"IMAGES": Mapping, "recognised": Callable, "listed": Callable, "write_tiny": Callable},
 }
+OPTIONAL_NAMES = {"OPTIONS": Iterable, "SERVES": Iterable}  # of any kind, likewise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +185,9 @@ def import_extension(extension: Extension) -> ModuleType:
         similar = closest(missing[0], names)
         hint = f"; rename {similar}" if similar else ""
         raise ValueError(f"does not define {', '.join(missing)}{hint}")
+    for name, kind in (REQUIRED_NAMES[extension.kind] | OPTIONAL_NAMES).items():
+        if hasattr(module, name) and not isinstance(value := getattr(module, name), kind):
+            raise ValueError(f"its {name} is {value!r}, which is no {kind.__name__}")
     return module
 
 

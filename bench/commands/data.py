@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -231,6 +232,7 @@ MD5 = {
     "usps.bz2": "ec16c51db3855ca6c91edd34d0e9b197",
     "usps.t.bz2": "8ea070ee2aca1ac39742fdd1ef5ed118",
 }
+SILENCE = 60.0  # seconds without a byte after which a server is given up; torchvision itself would wait for ever
 UNPACKED = 2.2  # disk space for archives and their contents, as a multiple of the archives' size
 
 
@@ -335,8 +337,13 @@ def from_torchvision(name: str, partial: Path) -> Path:
     else:
         dataset, splits = "VOCSegmentation", ({"year": "2012", "image_set": "trainval"},)
     remove_unpacked(partial)
-    for split in splits:
-        getattr(datasets, dataset)(str(partial), download=True, **split)
+    timeout = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(SILENCE)
+    try:
+        for split in splits:
+            getattr(datasets, dataset)(str(partial), download=True, **split)
+    finally:
+        socket.setdefaulttimeout(timeout)
     for path in archives_below(partial):
         if not is_official(path):
             raise ValueError(f"{path.name} is not the official file: its MD5 sum differs")
