@@ -229,6 +229,25 @@ def test_a_method_file_with_wrong_types_is_refused(changes, named):
         check_method_file("mine", module)
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "name"),
+    [
+        ("imagesets", 'PLACE, SPLITS, open_split = "PATH", 5, print', "SPLITS"),
+        ("imagesets", 'PLACE, SPLITS, open_split = "PATH", ("val",), 7', "open_split"),
+        ("layouts", "IMAGES, recognised, listed, write_tiny = {}, print, None, print", "listed"),
+        ("layouts", "IMAGES, recognised, listed, write_tiny, SERVES = {}, print, print, print, 7", "SERVES"),
+        ("methods", "METHOD, RECIPES = None, 5", "RECIPES"),
+        ("probes", "PROTOCOLS, SUITES = {}, 3", "SUITES"),
+    ],
+)
+def test_names_of_another_type_are_refused(kind, text, name, tmp_path, monkeypatch):
+    path = tmp_path / f"typed_{kind}_{name}.py"
+    path.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=f"its {name} is "):
+        import_extension(Extension(kind=kind, key="typed", module=path.stem, path=path))
+
+
 def test_built_in_extensions_define_what_plugins_must_define():
     for kind in FOLDERS:
         assert [import_extension(extension) for extension in extensions(kind).values()]

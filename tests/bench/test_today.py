@@ -12,6 +12,8 @@ from bench.published.values import published_values
 from bench.reproduce import Measurement, Setup
 from bench.run.calibration import machine
 from bench.run.suites import catalogue, changed_protocols, choose_protocols
+from checkpoints.import_options import ImportOptions
+from checkpoints.resolve import of_module
 from engine.extensions import source_files
 
 TINY = {"imagenet": "digits:", "ade20k": "tiny-ade20k:", "nyu": "tiny-nyu:"}
@@ -54,6 +56,12 @@ def test_all_commands_of_the_plan_parse(name, tmp_path):
     values = today.published_of(name, today.SUITE)
     assert {value.protocol for value in values} <= {protocol for protocol, _ in run}
     assert all(value.checkpoint == name and value.data in today.IMAGES for value in values)
+
+
+def test_work_is_counted_without_weights():
+    export = today.sized_export("", "vit_tiny_patch16_224", 112)
+    real = of_module(timm.create_model("vit_tiny_patch16_224"), ImportOptions(image_size=112))
+    assert export.spec == real.spec and not export.tensors
 
 
 def test_the_time_depends_on_the_machine(tmp_path):

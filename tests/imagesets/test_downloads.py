@@ -19,6 +19,7 @@ import pytest
 from official_layouts import write
 from PIL import Image
 from small_exports import make_export
+from torchvision import datasets
 from torchvision.datasets import utils
 
 from bench.__main__ import main
@@ -358,3 +359,29 @@ def test_names_that_cannot_be_downloaded_are_refused(get, server, tmp_path, monk
 def test_without_a_name_all_sets_are_listed(capsys):
     assert main(["data", "get"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(data.OFFERED)
+
+
+def test_a_silent_server_is_given_up_with_one_line(tmp_path, monkeypatch, capsys):
+    class Silent(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            released.wait(30)
+
+        def log_message(self, *_):
+            pass
+
+    released = threading.Event()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Silent)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/usps.bz2"
+    monkeypatch.setattr(datasets.USPS, "split_list", {key: [url, "usps.bz2", "0" * 32] for key in ("train", "test")})
+    monkeypatch.setattr(data, "SILENCE", 0.3)
+    try:
+        assert main(["data", "get", "USPS", "--out", str(tmp_path)]) == 2
+    finally:
+        released.set()
+        server.shutdown()
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "bench: error" in line]
+    assert "timed out" in line and "USPS" in line
