@@ -194,8 +194,8 @@ def find_tables(url: str, place: str, names: str) -> list[str]:
     if not split_folders and len(subfolders(place)) > 1:
         return []
     with os.scandir(place) as entries:
-        names = [entry.name for entry in entries if not is_hidden(entry.name)]
-    tables = sorted(os.path.join(place, name) for name in names if name.lower().endswith(TABLE_ENDINGS))
+        files = [entry.name for entry in entries if not is_hidden(entry.name)]
+    tables = sorted(os.path.join(place, file) for file in files if file.lower().endswith(TABLE_ENDINGS))
     if by_split := [path for path in tables if find_split_word(os.path.basename(path))]:
         return by_split
     if len(tables) > 1:

@@ -43,7 +43,7 @@ class SceneFiles:
     notes: tuple[str, ...] = ()
     meaning: str = ""
 
-    def check_with(self, val: Self) -> None:
+    def check_with(self, val: "SceneFiles") -> None:
         """Raise ValueError if tasks cannot train on these scenes and evaluate on those of `val`."""
 
     @property
@@ -303,8 +303,9 @@ class Instances(SceneFiles):
             [bool(objects) and side >= MIN_SIDE for objects, side in zip(self.objects, shorter_sides, strict=True)]
         )
 
-    def check_with(self, val: Self) -> None:
+    def check_with(self, val: SceneFiles) -> None:
         """Raise ValueError if the splits have different categories, or no image of a split has an object."""
+        assert isinstance(val, Instances)
         if dict(self.categories) != dict(val.categories):
             number, name = min(self.categories.items() ^ val.categories.items())
             raise ValueError(
