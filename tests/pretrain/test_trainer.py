@@ -155,7 +155,7 @@ def test_folders_that_hold_something_else_are_refused(stopped_folder, tmp_path_f
     (other / "thesis.tex").touch()
     assert "holds other files" in training_refusal(out=other)
     (stopped_folder / "run.json").write_text('{"method"')
-    assert "run.json is broken" in training_refusal(out=stopped_folder, resume=True)
+    assert "run.json: Input data was truncated" in training_refusal(out=stopped_folder, resume=True)
 
 
 def contents_of(folder: Path) -> dict[str, bytes]:
