@@ -10,6 +10,7 @@ import torch
 
 from checkpoints import importing
 from checkpoints.export import ViTExport
+from downstream.data.scenes import tiny_folder
 
 
 @pytest.fixture
