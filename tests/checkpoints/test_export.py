@@ -268,7 +268,7 @@ def test_each_use_resizes_the_tables_of_the_source_once(key, tmp_path):
     source = ViTExport.from_vit(randomise(ViT(spec)), Preparation())
     folder = source.at_size(32).save(tmp_path / "export")
     small = load(folder)
-    assert small.verify() == [] and small.spec.grid == (4, 4) and small.facts["resized_from"] == spec.image_size
+    assert small.verify() == [] and small.spec.grid == (4, 4) and small.spec.stored.size == spec.size
     assert load(folder, ImportOptions(image_size=56)).digest == source.at_size(56).digest != small.digest
     assert small.at_size(spec.image_size).digest == source.digest
     images = torch.randn(1, 3, 40, 40)

@@ -244,8 +244,10 @@ def test_a_table_is_taken_as_it_is_if_the_stated_size_fits(size, changes, rows, 
     export = load(f"timm:{path}", replace(OPTIONS, image_size=size))
     assert export.spec.size == size and export.spec.class_position == (rows > 0)
     assert difference(network, export) < 1e-6 and "taken as it is" in export.facts["assumed"][0]
+    (folder := tmp_path / "with settings").mkdir()  # the weights of the other file are still mapped into memory
     settings = {"args": {"img_size": None, "input_size": [3, *size]}}
-    assert load(f"timm:{save({'model': network.state_dict()} | settings, tmp_path)}", OPTIONS).digest == export.digest
+    path = save({"model": network.state_dict()} | settings, folder)
+    assert load(f"timm:{path}", OPTIONS).digest == export.digest
 
 
 @pytest.mark.parametrize("size", [(32, 48), (64, 96), (104, 120)])
@@ -299,7 +301,8 @@ def test_averaged_weights_of_timm_come_first_as_in_timm(tmp_path):
     assert export.facts["branch"] == "ema" and "also holds model" in export.facts["assumed"][0]
     export = load(f"timm:{path}", replace(OPTIONS, branch="model"))
     assert torch.equal(export.tensors["cls_token"], weights["cls_token"])
-    only = load(f"timm:{save({'state_dict': weights}, tmp_path)}", OPTIONS)
+    (folder := tmp_path / "alone").mkdir()
+    only = load(f"timm:{save({'state_dict': weights}, folder)}", OPTIONS)
     assert only.digest == export.digest and only.facts["branch"] == "model"
 
 
