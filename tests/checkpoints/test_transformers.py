@@ -1,6 +1,7 @@
 """Folders of Hugging Face transformers are imported with the library's features, or refused."""
 
 import json
+import os
 import re
 
 import pytest
@@ -206,3 +207,42 @@ def test_a_module_in_memory_gives_the_export_of_its_folder(key, tmp_path):
     export, options = of_module(model, ImportOptions()), ImportOptions(statistics="half")
     assert export.digest == load(tmp_path).digest and export.facts["assumed"] == load(tmp_path).facts["assumed"]
     assert of_module(model, options).digest == load(tmp_path, options).digest
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("content", [None, b"[" * 10**5, b'{"a": ' * 300 + b"1" + b"}" * 300, b"\xff{}", b"[1]"])
+def test_pipes_and_broken_json_are_refused_in_one_line(name, content, tmp_path):
+    random_model("ViT").save_pretrained(tmp_path)
+    if name == "model.safetensors.index.json":
+        (tmp_path / "model.safetensors").unlink()
+    (tmp_path / name).unlink(missing_ok=True)
+    if content is None:
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(content)
+    assert str(tmp_path) in refusal(load, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "size"),
+    [("ViT", (24, 40)), ("ViT", (32, 128)), ("Dinov2", (24, 40)), ("DINOv3ViT", (24, 40)), ("IJepa", (32, 128))],
+)
+def test_sizes_that_are_not_square_are_those_of_the_config(key, size, tmp_path, monkeypatch):
+    monkeypatch.setitem(SIZES, "image_size", list(size))
+    model = random_model(key)
+    model.save_pretrained(tmp_path)
+    export = load(tmp_path, ImportOptions(statistics="half"))
+    assert export.spec.size == size and export.spec.table_size is None and "assumed" not in export.facts
+    if key != "Dinov2":  # of which the library computes only square grids
+        images = torch.randn(1, 3, *size)
+        with torch.no_grad():
+            expected = model(images).last_hidden_state
+        assert (export.build()(images)[0] - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("key", "size"), [("Beit", (24, 40)), ("Dinov2", (32, 128))])
+def test_sizes_at_which_the_library_mistakes_positions_are_refused(key, size, tmp_path, monkeypatch):
+    monkeypatch.setitem(SIZES, "image_size", list(size))
+    random_model(key).save_pretrained(tmp_path)
+    rows, columns = size[0] // 8, size[1] // 8
+    assert f"other than {rows} x {columns}" in refusal(load, tmp_path, ImportOptions(statistics="half"))
