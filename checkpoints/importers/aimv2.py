@@ -77,8 +77,8 @@ def _with_positions(
         rows = tensors["pos_embed"].shape[1] if tensors["pos_embed"].ndim == 3 else 0
         kind, grid = table_kind(tensors["pos_embed"], rows)
         height, width = grid or read_grid(branch, patch_size, absolute(rows), prefixes=(0,))[1:]
-        image_size = (height * patch_size, width * patch_size)
-        return tensors, dict(image_size=image_size, position=kind, position_resize="bicubic_antialias")
+        size = (height * patch_size, width * patch_size)
+        return tensors, dict(image_size=size, position=kind, position_resize="bicubic_antialias")
     image_size = branch.options.image_size or IMAGE_SIZE // patch_size * patch_size
     height, width = image_size if isinstance(image_size, tuple) else (image_size, image_size)
     if max(height, width) > MAX_GRID * patch_size:
