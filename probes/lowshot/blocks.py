@@ -154,7 +154,10 @@ def fit_in_blocks(
     logistic.check_labels_and_penalty(features.labels, classes, penalty)
     max_feature = max_absolute_value(features)
     moments = second_moments(features, max_feature)
-    objective = BlockObjective(features=features, classes=classes, penalty=penalty, max_feature=max_feature)
+    intercept = features.source.intercept
+    objective = BlockObjective(
+        features=features, classes=classes, penalty=penalty, max_feature=max_feature, intercept=intercept
+    )
 
     def work() -> Fit | None:
         if not features.world.is_rank0:
@@ -207,12 +210,9 @@ class BlockObjective:
     classes: int
     penalty: float
     max_feature: float  # largest absolute value in the features
+    intercept: bool = False  # the last feature is 1
     axes: Tensor | None = None  # (D, R); None: those of the features
     dtype: torch.dtype = torch.float64
-
-    @property
-    def intercept(self) -> bool:
-        return self.features.source.intercept
 
     @property
     def precision(self) -> float:

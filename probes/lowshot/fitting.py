@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from scipy.stats import entropy
 from torch import Tensor
 
 from engine.distributed import World
@@ -58,11 +57,6 @@ class FitSettings(Validated):
     intercept: bool = field(default=False, metadata=ADDED)  # add a constant to the scores of each class, not penalised
     tolerance: PositiveFloat | None = None  # relative gap at which a fit ends; none: the solver's own
     max_iterations: PositiveInt | None = None  # iterations of a fit; epochs for cyanure; none: the solver's own
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.intercept and self.solver != "lbfgs":
-            raise ValueError(f"intercept={self.intercept}: fitted by solver=lbfgs alone, not by {self.solver}")
 
     @property
     def max_gap(self) -> float:
@@ -262,20 +256,18 @@ class Fitter:
             confidence=confidence,
             nll=nll,
             record=record,
-            warning=self.unfitted_warning(raw_lambda, rows, fit.objective),
+            warning=self.unfitted_warning(raw_lambda, len(rows), fit.objective),
         )
 
-    def unfitted_warning(self, raw_lambda: float, rows: np.ndarray, objective: float) -> str:
-        """A warning if the objective shows that nothing was fitted to training rows (n,), else ""."""
-        initial, initial_objective = f"ln {self.classes}", math.log(self.classes)
-        if self.settings.intercept:  # which intercepts reach without any weights
-            initial, initial_objective = "the classes' entropy", float(entropy(np.bincount(self.labels[rows])))
+    def unfitted_warning(self, raw_lambda: float, images: int, objective: float) -> str:
+        """A warning if the objective shows that nothing was fitted, else ""."""
+        initial_objective = math.log(self.classes)
         if objective <= UNFITTED * initial_objective:
             return ""
-        convention, penalty = self.settings.lambda_convention, self.settings.effective_lambda(raw_lambda, len(rows))
+        convention, penalty = self.settings.lambda_convention, self.settings.effective_lambda(raw_lambda, images)
         remedy = "; MSN and MOCA divide lambda by n" if convention == "as is" else ""
         return (
-            f"nothing was fitted: the objective ends at {objective:.4f} and began at {initial} = "
+            f"nothing was fitted: the objective ends at {objective:.4f} and began at ln {self.classes} = "
             f"{initial_objective:.4f}; lambda {raw_lambda:g}, {convention}, is {penalty:.3g} against the mean loss, "
             f"too much for these features{remedy}"
         )

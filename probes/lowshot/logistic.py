@@ -31,7 +31,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import pad, softplus
 
 from engine.rows import row_slices
 
@@ -83,16 +83,13 @@ class Line(Protocol):
     def end(self, step: float) -> Point: ...  # the point at the step that `at` was last called with
 
 
-class Penalty(Protocol):
+class Objective(Protocol):
+    """f in principal axes. Implementations differ in where the rows are: in memory, or read in blocks from a file."""
+
     @property
     def penalty(self) -> float: ...  # lambda
     @property
     def intercept(self) -> bool: ...  # the last row of the weights has no penalty
-
-
-class Objective(Penalty, Protocol):
-    """f in principal axes. Implementations differ in where the rows are: in memory, or read in blocks from a file."""
-
     @property
     def precision(self) -> float: ...  # relative rounding error of its matrix products
 
@@ -219,14 +216,12 @@ def axes_of_moments(moments: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor
 def with_intercept(axes: Tensor, spectrum: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     """Axes (D + 1, R + 1) of features with a last column of 1, and the spectrum (R + 1, 1).
 
-    Along them the features are centred, so that the intercepts, which keep their column, hardly depend on the weights.
-
-    Args: axes: (D, R) of the features without their mean (D,). spectrum: (R, 1).
+    Along them the features are centred, so that the intercepts hardly depend on the weights. axes: (D, R) of the
+    features without their mean (D,), with spectrum (R, 1).
     """
-    rows = torch.cat([axes, -(mean @ axes)[None]])
-    constant = torch.zeros_like(rows[:, :1])
-    constant[-1] = 1
-    return torch.cat([rows, constant], dim=1), torch.cat([spectrum, torch.ones_like(spectrum[:1])])
+    extended = pad(torch.cat([axes, -(mean @ axes)[None]]), (0, 1))
+    extended[-1, -1] = 1
+    return extended, torch.cat([spectrum, torch.ones_like(spectrum[:1])])
 
 
 def along_axes(axes: Tensor, weights: Tensor, intercept: bool) -> Tensor:
@@ -324,8 +319,9 @@ class MemoryLine:
     @cached_property
     def penalty(self) -> LinePoint:
         """(lambda/2) ||W||^2 and its derivatives at the start."""
-        weights = penalised(self.start.weights, self.objective.intercept)
-        direction = penalised(self.direction, self.objective.intercept)
+        weights, direction = (
+            penalised(rows, self.objective.intercept) for rows in (self.start.weights, self.direction)
+        )
         products = dot(weights, weights), dot(weights, direction), dot(direction, direction)
         value, slope, curvature = (self.objective.penalty * product for product in products)
         return LinePoint(value / 2, slope, curvature)
@@ -369,18 +365,16 @@ def add_gradient(gradient: Tensor, features: Tensor, labels: Tensor, margins: Te
 
 
 def point_from_sums(
-    loss: float, gradient: Tensor, curvature: float, count: int, weights: Tensor, objective: Penalty
+    loss: float, gradient: Tensor, curvature: float, count: int, weights: Tensor, objective: Objective
 ) -> Point:
     """The point at weights (R, C), from sums of losses, gradients (R, C; overwritten) and p (1 - p) over `count`
     rows."""
-    penalty, intercept = objective.penalty, objective.intercept
-    slopes, shrunk = penalised(gradient.div_(count), intercept), penalised(weights, intercept)
-    slopes.add_(shrunk, alpha=penalty)
-    value = loss / count + penalty / 2 * dot(shrunk, shrunk)
-    squares = dot(slopes, slopes)
-    if intercept:
+    slopes, shrunk = (penalised(rows, objective.intercept) for rows in (gradient.div_(count), weights))
+    slopes.add_(shrunk, alpha=objective.penalty)
+    value, squares = loss / count + objective.penalty / 2 * dot(shrunk, shrunk), dot(slopes, slopes)
+    if objective.intercept:
         squares += dot(gradient[-1], gradient[-1]) / INTERCEPT_SHARE
-    gap = squares / (2 * penalty) / value
+    gap = squares / (2 * objective.penalty) / value
     return Point(weights, value, gradient, curvature / (count * weights.shape[1]), gap)
 
 

@@ -104,6 +104,8 @@ class LowShot(FitSettings, PooledTask):
         super().__post_init__()
         if not self.shots and not self.fractions:
             raise ValueError("shots=(): must be 1 or more different values, because fractions are empty as well")
+        if self.intercept and self.solver != "lbfgs":
+            raise ValueError(f"intercept={self.intercept}: fitted by solver=lbfgs alone, not by {self.solver}")
 
     @property
     def kind(self) -> FeatureKind:
