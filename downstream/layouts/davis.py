@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from downstream.data.listing import IGNORED, Videos, files_below, find_folder, mask_paths
+from downstream.data.listing import IGNORED, Videos, files_below, find_folder, mask_paths, read_names
 from downstream.data.tiny_scenes import save_image, save_lines
-from engine.files import read_text
 from imagesets.sets import MissingSplit, Split
 
 IMAGES = {"train": "JPEGImages/480p", "val": "JPEGImages/480p"}
@@ -46,7 +45,7 @@ def listed(root: Path, split: Split) -> Videos:
     name = f"{folder}/{split}.txt"
     if not os.path.lexists(root / name):
         raise MissingSplit(f"there is no list {root / name}, of the names of videos")
-    paths = [Path(line.split()[0]) for line in read_text(root / name).splitlines() if line.strip()]
+    paths = [Path(path) for path in read_names(root / name, "unpack the whole of DAVIS")]
     videos = sorted({path.parent.name or path.name for path in paths})
     images: list[str] = []
     masks: list[str] = []

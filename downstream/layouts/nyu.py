@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from downstream.data.listing import DepthMaps
+from downstream.data.listing import DepthMaps, check_different
 from downstream.data.tiny_scenes import save_image, save_lines
 from engine.files import read_text
 from imagesets.sets import Split
@@ -63,6 +63,7 @@ def listed(root: Path, split: Split, unit: str = "", scale: str = "", train: str
             depths.append(prefix + words[1].lstrip("/"))
     if missing := [name for name in (*images, *depths) if not os.path.lexists(root / name)]:
         raise ValueError(f"{len(missing)} files of {present[0]} are not there, such as {missing[0]}")
+    check_different(images, f"images of {present[0]}")
     pairs = sorted(zip(images, depths, strict=True))
     notes = [f"{len(images)} images, the set has {COUNTS[split]}"] if len(images) != COUNTS[split] else []
     notes += [f"{present[0]} is read, not {' or '.join(present[1:])}"] if present[1:] else []

@@ -256,6 +256,17 @@ def test_wrong_options_of_depth_are_refused(options, message, tmp_path):
         open_scenes("tiny-davis:?unit=m", "val", tmp_path)
 
 
+@pytest.mark.parametrize("name", ["nyu/nyu_test.txt", "davis/ImageSets/2017/val.txt"])
+def test_names_listed_twice_are_refused(name, tmp_path):
+    layout, _, file = name.partition("/")
+    root = tiny_folder(layout, tmp_path)
+    lines = (root / file).read_text().splitlines()
+    (root / file).write_text("\n".join([*lines, lines[2]]))
+    with pytest.raises(ValueError, match="twice") as error:
+        open_scenes(f"{layout}:{root}", "val", tmp_path)
+    assert lines[2].split()[0].lstrip("/") in str(error.value)
+
+
 def test_lists_may_have_any_name(tmp_path):
     nyu = tiny_folder("nyu", tmp_path)
     (nyu / "mine.txt").write_text("\ufeff" + (nyu / "nyu_test.txt").read_text())
