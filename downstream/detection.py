@@ -135,7 +135,8 @@ class Detection(DetectionSettings, DenseTask):
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
         self.check_images(space)
-        plan = self.plan(export, *open_both(space), space.seed)
+        train, val = open_both(space)
+        plan = self.plan(export, train, val, space.seed)
         steps = plan.epochs * plan.steps_per_epoch
         if self.warmup > steps and space.limit is None:  # with --limit, the number is no result anyway
             raise ValueError(f"warmup={self.warmup}: must be no more than {steps}, the steps on {plan.train.url}")

@@ -17,6 +17,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from engine.printing import closest, did_you_mean, say
 
@@ -37,7 +38,7 @@ NOUNS = {  # kind -> what messages call an extension of it
     "layouts": "scene layout",
 }
 SCHEMES = ("imagesets", "layouts")  # kinds whose keys are schemes of URLs, so that the keys of both must differ
-REQUIRED_NAMES: dict[str, dict[str, type]] = {  # kind -> names that its files must define, with their types
+REQUIRED_NAMES: dict[str, dict[str, Any]] = {  # kind -> names that its files must define, with their types
     "methods": {"METHOD": object, "RECIPES": Mapping},  # see docs/architecture.md
     "probes": {"PROTOCOLS": Mapping, "SUITES": Mapping},
     "downstream": {"PROTOCOLS": Mapping, "SUITES": Mapping},
@@ -45,7 +46,7 @@ REQUIRED_NAMES: dict[str, dict[str, type]] = {  # kind -> names that its files m
     "imagesets": {"PLACE": str, "SPLITS": Iterable, "open_split": Callable},
     "layouts": {"IMAGES": Mapping, "recognised": Callable, "listed": Callable, "write_tiny": Callable},
 }
-OPTIONAL_NAMES = {"OPTIONS": Iterable, "SERVES": Iterable}  # of any kind, likewise
+OPTIONAL_NAMES: dict[str, Any] = {"OPTIONS": Iterable, "SERVES": Iterable}  # of any kind, likewise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -205,8 +205,8 @@ class VideoPropagation(FrozenTask):
     def check_images(self, space: Workspace) -> None:
         super().check_images(space)
         (scenes,) = open_both(space, ["val"])
-        if not space.skip_bad:
-            space.world.on_rank0(lambda: [check_video(scenes, frames) for frames in scenes.videos.values()])
+        for frames in () if space.skip_bad else scenes.videos.values():
+            space.world.on_rank0(partial(check_video, scenes, frames))
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
