@@ -148,7 +148,7 @@ def check_scenes(url: str, read_all: bool) -> int:
                 say(*(f"    note: {line}" for line in notes))
         if len(splits) == 2:
             try:
-                splits[0].listing.check_with(splits[1].listing)  # type: ignore[arg-type]  # of one kind
+                splits[0].listing.check_with(splits[1].listing)
             except ValueError as error:
                 problems.append(str(error))
         if len(checked) == 2 and splits[0].listing.files != splits[1].listing.files:
