@@ -78,7 +78,7 @@ def mae_gap() -> Case:
     record = tensors("mae/mae_finetune.safetensors")
     weights = under(record, "gap.vit.")
     export = with_tensors(imported("mae"), weights).at_size(record["gap.in.image"].shape[-1])
-    assert torch.allclose(export.tensors["pos_embed"], record["gap.pos_embed"], atol=1e-6)
+    assert torch.allclose(export.build().trunk.pos_embed, record["gap.pos_embed"], atol=1e-6)
     classifier = build(export, AVERAGE, weights)
     return recorded(classifier, record, "gap.in.image", "gap.out.logits", "gap.out.features")
 
@@ -93,7 +93,9 @@ def mae_cls() -> Case:
 def lut() -> Case:
     record = tensors("lut/lut_finetune.safetensors")
     weights = under(record, "vit.")
-    export = with_tensors(imported("lut").at_size(record["in.image"].shape[-1]), weights)
+    export = with_tensors(imported("lut"), weights)
+    spec = replace(export.spec, image_size=record["in.image"].shape[-1])  # for which the table was recorded
+    export = replace(export, spec=spec)
     return recorded(build(export, AVERAGE, weights), record, "in.image", "out.logits", "out.features")
 
 
