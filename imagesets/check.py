@@ -27,6 +27,7 @@ from imagesets.decoding import (
 from imagesets.sets import (
     FileImages,
     ImageSet,
+    MissingSplit,
     Split,
     content_digest,
     open_set,
@@ -110,6 +111,7 @@ def check_image_set(
     """
     image_sets: list[ImageSet] = []
     problems: list[str] = []
+    missing: dict[Split, str] = {}  # split without images -> why, if the set could be opened
     try:
         names = (split,) if split else splits_of(url)
     except ValueError as error:
@@ -117,8 +119,14 @@ def check_image_set(
     for name in names:
         try:
             image_sets.append(open_uncached(url, name) if read_all else open_set(url, name))
+        except MissingSplit as error:
+            missing[name] = str(error)
         except ValueError as error:
             problems.append(str(error))
+    notes = []
+    if [report.split for report in image_sets] == ["val"] and "train" in missing:
+        notes.append(f"{missing.pop('train')}; only protocols that need no training images can run")
+    problems += missing.values()
     if read_all:
         start(sum(map(len, image_sets)))
     splits = tuple(
@@ -127,7 +135,6 @@ def check_image_set(
     if bad := sum(len(report.unreadable) for report in splits):
         problems.append(f"{bad} unreadable image{'s' * (bad > 1)}, listed above: replace them, or run with --skip-bad")
     problems += chain.from_iterable(map(_problems_of_split, splits))
-    notes = []
     if pairs := _in_both_splits(splits):
         text = in_both_text(pairs)
         counts = (len(splits[0].image_set.classes), *(len(split.image_set) for split in splits), len(pairs))

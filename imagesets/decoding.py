@@ -178,6 +178,13 @@ def stored_size(image: Image.Image) -> tuple[int, int]:
     return image.size[::-1] if is_turned else image.size
 
 
+def load_as_stored(image: Image.Image) -> Image.Image:
+    """An opened image with its pixels decoded, as they are stored: Pillow turns a TIFF by its orientation."""
+    orientation = orientation_of(image) if image.format == "TIFF" else 1
+    image.load()
+    return image if orientation == 1 else image.transpose(TURNED_BACK[orientation])
+
+
 def count_pages(file: BinaryIO) -> int:
     """Number of pages of a TIFF file, up to MAX_PAGES; 1 for other files. Decodes no pixels."""
     if file.read(4) not in TIFF_SIGNATURES:

@@ -2,7 +2,7 @@
 
 Images are decoded as everywhere here (imagesets/decoding.py), not by mmcv's reader, OpenCV, which turns an image by its
 EXIF orientation and not the masks and boxes that were drawn on it. For all other files both give the same 8 bits, but
-those of JPEGs in CMYK may differ by 1.
+those of JPEGs in CMYK and of TIFFs in YCbCr may differ by 1.
 """
 
 from collections.abc import Callable, Iterator

@@ -16,7 +16,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
 import numpy as np
 from PIL import Image
 
@@ -24,12 +23,12 @@ from downstream.data.listing import IGNORED, DepthMaps, ImagePairs, Instances, L
 from downstream.data.reading import check_values, named_in_errors
 from engine.distributed import World
 from engine.extensions import extensions, load_extension
-from engine.files import folder_atomic, open_regular, read_regular
+from engine.files import folder_atomic, open_regular, read_json, read_regular
 from engine.machine import run_on_core_threads
 from engine.printing import did_you_mean
 from engine.progress import Progress
 from engine.tasks import Workspace
-from imagesets.decoding import MAX_BYTES, decode_rgb, open_image, orientation_of
+from imagesets.decoding import MAX_BYTES, decode_rgb, load_as_stored, open_image, orientation_of
 from imagesets.sets import (
     SPLITS,
     URL_OPTIONS,
@@ -343,7 +342,7 @@ def scene_depth(scenes: SceneSet, index: int, size: tuple[int, int]) -> np.ndarr
     listing = scenes.depth_maps
     path = scenes.root / listing.depths[index]
     with named_in_errors(path):
-        image = open_image(read_regular(path, MAX_BYTES))
+        image = load_as_stored(open_image(read_regular(path, MAX_BYTES)))
         values = np.asarray(image.convert("RGB") if image.mode == "P" else image)  # numbers in a palette are no depth
     try:
         return listing.metres(values, size)
@@ -380,14 +379,14 @@ def scene_pair(scenes: SceneSet, number: int, sizes: Mapping[int, tuple[int, int
         ValueError: the file, which the message names, cannot be read or does not fit the images.
     """
     path = scenes.root / scenes.image_pairs.pairs[number]
+    pair = read_json(path, MAX_BYTES, PairAnnotation)
     try:
-        pair = msgspec.json.decode(read_regular(path, MAX_BYTES), type=PairAnnotation)
         if len(pair.src_kps) != len(pair.trg_kps):
             raise ValueError(f"{len(pair.src_kps)} keypoints of the source and {len(pair.trg_kps)} of the target")
         for end, index in enumerate(scenes.image_pairs.ends[number].tolist()):
             if index in sizes:
                 pair.check_end(end, sizes[index])
-    except ValueError as error:  # also msgspec's errors
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return pair
 
@@ -419,7 +418,7 @@ def check_scene(scenes: SceneSet, index: int) -> CheckedScene:
     if isinstance(scenes.listing, Videos):
         scene_mask(scenes, index, (height, width))
         frames = scenes.videos[scenes.image_path(index).parent.name]
-        check_video(scenes, frames if index == frames[0] else [frames[0], index])
+        check_video(scenes, [frames[0], index])
     elif isinstance(scenes.listing, Listing):
         pixels = count_pixels(scene_mask(scenes, index, (height, width)), len(scenes.classes))
     elif isinstance(scenes.listing, Instances):

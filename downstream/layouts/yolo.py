@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from downstream.data.listing import Instances, check_different, files_below
+from downstream.data.listing import MIN_SIDE, Instances, check_different, files_below
 from downstream.data.tiny_scenes import DIGIT_VALUES, save_image, save_lines, tiny_objects
 from downstream.layouts.coco import Annotation, Category, CocoFile, ImageEntry, parse_instances
 from downstream.layouts.vocboxes import image_size
@@ -54,7 +54,10 @@ def listed(root: Path, split: Split) -> Instances:
     content = CocoFile(images=[], annotations=[], categories=[])
     content.categories = [Category(id=number, name=name) for number, name in enumerate(names)]
     for number, (name, stem) in enumerate(zip(files, stems, strict=True), 1):
-        width, height = image_size(root / folder / name)
+        try:
+            width, height = image_size(root / folder / name)
+        except (ValueError, OSError):  # reading the image reports it; with MIN_SIDE, training does not pass over it
+            width, height = MIN_SIDE, MIN_SIDE
         content.images.append(ImageEntry(id=number, file_name=name, height=height, width=width))
         rows = _objects(root, label_files[stem], len(names)) if stem in label_files else ()
         for title, label, (x, y, w, h) in rows:

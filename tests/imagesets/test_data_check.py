@@ -140,6 +140,16 @@ def test_a_split_or_set_that_cannot_be_opened_is_one_problem(pets, tree, tmp_pat
     assert check_image_set(f"folder:{root}").problems[0].endswith("make them the same")
 
 
+def test_a_set_without_training_images_is_noted(pets):
+    shutil.rmtree(pets / "train")
+    report = check_image_set(f"folder:{pets}")
+    assert report.ok and [len(split.image_set) for split in report.splits] == [len(list((pets / "val").rglob("*.*")))]
+    (note,) = report.notes
+    assert "no train folder" in note
+    shutil.rmtree(pets / "val")
+    assert not check_image_set(f"folder:{pets}").ok
+
+
 def test_images_with_several_pages_are_counted(pets, photo):
     pages = [photo(seed=number) for number in range(3)]
     stack = pets / "train/ant/stack.tif"
