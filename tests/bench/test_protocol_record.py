@@ -57,7 +57,10 @@ def test_the_command_writes_the_record_and_the_page(checkout, monkeypatch, capsy
     monkeypatch.setattr("tools.protocols.ROOT", checkout)
     write_record(checkout, {name: entry for name, entry in current.items() if name != "knn@dino"})
     main()
-    assert capsys.readouterr().out.splitlines() == ["new: knn@dino, version 1", f"written: {RECORD}, {PAGE}"]
+    assert capsys.readouterr().out.splitlines() == [
+        "new: knn@dino, version 1",
+        f"written: {RECORD}, {PAGE}, bench/cli/index.json",
+    ]
     assert (checkout / RECORD).read_text() == (ROOT / RECORD).read_text()
     assert (checkout / PAGE).read_text() == (ROOT / PAGE).read_text()
 

@@ -125,7 +125,7 @@ WRONG = [
     (lambda run: next((run / "states").iterdir()).write_bytes(b""), "states: | broken"),
     (lambda run: (run / "run.json").write_text("{}"), "run.json | KeyError: 'settings'"),
     (lambda run: (run / "run.json").write_text("[1]"), "run.json | TypeError: "),
-    (lambda run: (run / "run.json").write_text("{"), "run.json | JSONDecodeError: "),
+    (lambda run: (run / "run.json").write_text("{"), "run.json | truncated"),
     (edited(lambda run_json: run_json.update(method="dyno")), "'dyno' | did you mean 'dino'?"),
     (edited(lambda run_json: run_json["settings"]["settings"].update(warmth=1)), "run.json | settings"),
     (edited(lambda run_json: run_json["settings"]["spec"].update(depth=3)), "its states do not fit dino"),

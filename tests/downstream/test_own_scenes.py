@@ -447,4 +447,4 @@ def test_names_listed_twice_are_refused(tmp_path):
     file = folder / "ImageSets/Segmentation/val.txt"
     first = file.read_text().split()[0]
     file.write_text(file.read_text() + f"{first}\n{first}\n")
-    assert f"are listed twice, such as {first}" in refusal(open_scenes, f"voc:{folder}", "val", tmp_path)
+    assert f"occur twice, such as {first}" in refusal(open_scenes, f"voc:{folder}", "val", tmp_path)

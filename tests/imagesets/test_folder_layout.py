@@ -113,7 +113,7 @@ REFUSED = {
     "other splits": (lambda pets, tree: os.rename(pets / "val", pets / "other"), "", "val", "'other', 'train'"),
     "a split's folder": (lambda pets, tree: None, "train", "train", "give the folder above it, {pets}"),
     "no class folders": (lambda pets, tree: tree(pets / "x", "train/a.jpg", "val/b.jpg"), "x", "train", "per class"),
-    "an empty class": (lambda pets, tree: (pets / "train/.ipynb").mkdir(), "", "train", "'.ipynb'"),
+    "an empty class": (lambda pets, tree: (pets / "train/wasp").mkdir(), "", "train", "'wasp'"),
     "no image": (lambda pets, tree: (pets / "x/train/ant").mkdir(parents=True), "x", "train", "'ant'"),
     "many classes": (
         lambda pets, tree: tree(pets, *(f"train/x{number}/a.jpg" for number in range(9))),

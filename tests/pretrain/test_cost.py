@@ -83,5 +83,5 @@ def test_timings_do_not_change_the_digest_and_config_of_an_export(tmp_path):
     without_cost = replace(first, facts={key: value for key, value in first.facts.items() if key != "cost"})
     assert not (without_cost.save(tmp_path / "bare") / "cost.json").exists()
     (tmp_path / "a/export/cost.json").write_text("{")
-    with pytest.raises(ValueError, match=r"is not a ViT-export \(JSONDecodeError[^\n]*\)$"):
+    with pytest.raises(ValueError, match=r"a/export/cost.json: [^\n]*truncated$"):
         ViTExport.load(tmp_path / "a/export")
