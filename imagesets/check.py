@@ -120,7 +120,7 @@ def check_image_set(
         try:
             image_sets.append(open_uncached(url, name) if read_all else open_set(url, name))
         except MissingSplit as error:
-            missing[name] = str(error)
+            missing[name] = str(error).removeprefix(f"{url}: ")
         except ValueError as error:
             problems.append(str(error))
     notes = []

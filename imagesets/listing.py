@@ -50,6 +50,15 @@ def optional_path(folder: str, name: str) -> str:
     return ""
 
 
+def refuse_broken_links(folder: str, url: str) -> None:
+    """Raise ValueError for a broken link in `folder` that may be one to a folder of images, which would be left out."""
+    with os.scandir(folder) as entries:
+        links = [entry.name for entry in entries if entry.is_symlink() and not entry.name.lower().endswith(EXTENSIONS)]
+    for name in sorted(links):
+        if not is_hidden(name) and not os.path.exists(path := os.path.join(folder, name)):
+            raise ValueError(f"{url}: {path} is a broken link, whose images would be left out; mend or remove it")
+
+
 def require_folder(folder: str, url: str) -> None:
     """Raise ValueError unless `folder` is a folder that can be listed; the message says how far the path exists."""
     if not folder:
@@ -92,6 +101,7 @@ def open_tree(url: str, place: str, split: Split) -> ImageSet:
     if split == "train" and not any(folders.values()) and subfolders(place) and not is_split(place):
         folders["train"] = place
     if not folders[split]:
+        refuse_broken_links(place, url)
         raise MissingSplit(f"{url}: {missing_split(place, ('train',) if split == 'train' else ('val', 'test'))}")
     classes = subfolders(folders[split])
     if not classes:
@@ -141,6 +151,7 @@ def is_split(folder: str) -> bool:
 
 def class_tree(*, url: str, split: Split, root: str, classes: Sequence[str], notes: Sequence[str]) -> ImageSet:
     """The set of images root/CLASS/**/IMAGE of these classes. Raises ValueError for a class without images."""
+    refuse_broken_links(root, url)
     images, counts = images_below(root, classes)
     empty = [name for name, count in zip(classes, counts, strict=True) if not count]
     if empty:

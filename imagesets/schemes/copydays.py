@@ -6,10 +6,18 @@ any, belong to the database as well, in a class of their own.
 """
 
 import os
+from functools import partial
 
 import numpy as np
 
-from imagesets.listing import images_below, optional_path, require_folder, short_list, subfolders
+from imagesets.listing import (
+    images_below,
+    optional_path,
+    refuse_broken_links,
+    require_folder,
+    short_list,
+    subfolders,
+)
 from imagesets.sets import ImageSet, Split
 
 PLACE = "FOLDER"
@@ -26,7 +34,12 @@ def open_split(place: str, split: Split) -> ImageSet:
     if ORIGINAL not in subfolders(place):
         raise ValueError(f"{url}: no folder {ORIGINAL} in {place}; unpack the original images of Copydays into it")
     strong, *graded = COPIES
-    graded_folders = [f"{name}/{grade}" for name in graded for grade in subfolders(optional_path(place, name))]
+    graded_folders: list[str] = []
+    for name in filter(partial(optional_path, place), graded):
+        refuse_broken_links(os.path.join(place, name), url)
+        if not (grades := subfolders(os.path.join(place, name))):
+            raise ValueError(f"{url}: {name} holds no folders of copies; unpack it again, or remove it")
+        graded_folders += [f"{name}/{grade}" for grade in grades]
     optional = [name for name in ([DISTRACTORS] if split == "train" else [strong]) if optional_path(place, name)]
     folders = [ORIGINAL, *optional, *(graded_folders if split == "val" else ())]
     images, counts = images_below(place, folders)

@@ -1,6 +1,7 @@
 """folder:PATH lists images as torchvision's ImageFolder does and refuses folders in another layout."""
 
 import os
+import shutil
 
 import pytest
 from refusals import set_refusal
@@ -60,6 +61,14 @@ def test_a_broken_link_is_listed_and_unreadable(pets):
         ours.image(index)
 
 
+@pytest.mark.parametrize("name", ["train/gone", "val/gone", "train"])
+def test_a_broken_link_to_a_folder_is_refused(name, pets):
+    if (pets / name).exists():
+        shutil.rmtree(pets / name)
+    (pets / name).symlink_to("/nowhere")
+    assert f"{pets / name} is a broken link" in folder_refusal(pets, name.partition("/")[0])
+
+
 def test_a_test_folder_is_used_as_val_with_a_note(pets):
     (pets / "val").rename(pets / "test")
     ours = open_set(f"folder:{pets}", "val")
@@ -113,7 +122,7 @@ REFUSED = {
     "other splits": (lambda pets, tree: os.rename(pets / "val", pets / "other"), "", "val", "'other', 'train'"),
     "a split's folder": (lambda pets, tree: None, "train", "train", "give the folder above it, {pets}"),
     "no class folders": (lambda pets, tree: tree(pets / "x", "train/a.jpg", "val/b.jpg"), "x", "train", "per class"),
-    "an empty class": (lambda pets, tree: (pets / "train/wasp").mkdir(), "", "train", "'wasp'"),
+    "an empty class": (lambda pets, tree: (pets / "train/cow").mkdir(), "", "train", "'cow'"),
     "no image": (lambda pets, tree: (pets / "x/train/ant").mkdir(parents=True), "x", "train", "'ant'"),
     "many classes": (
         lambda pets, tree: tree(pets, *(f"train/x{number}/a.jpg" for number in range(9))),

@@ -112,3 +112,16 @@ def test_a_copy_without_original_and_other_image_sets_are_refused(copydays, tmp_
         TASK.check_images(Workspace(cache=tmp_path, data="tiny:"))
     with pytest.raises(ValueError, match="no folder original"):
         open_set(f"copydays:{copydays / 'crops'}", "train")
+
+
+@pytest.mark.parametrize("name", ["jpegqual/10", "crops"])
+def test_copies_that_would_be_left_out_are_refused(name, copydays):
+    path = copydays / name
+    if path.exists():
+        shutil.rmtree(path)
+    if name == "crops":
+        path.mkdir()
+    else:
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to("/nowhere")
+    assert name in refusal(open_set, f"copydays:{copydays}", "val")
