@@ -1,14 +1,15 @@
 """Which boxes of objects can be used, decided in one way for every layout.
 
 mmdet trains on no box with a side below a pixel and cuts boxes at the border of the image (CocoDataset.parse_data_info,
-Resize), while pycocotools scores every box as it is. Here an object counts the same in training and score.
+Resize), while pycocotools scores every box as it is. Here a box without area is left out of both and a box beyond the
+image is cut in both; a thin box is scored, as in published numbers, and not trained on.
 """
 
 from collections.abc import Sequence
 
 MIN_BOX_SIDE = 1.0  # pixels
 MAX_OVERHANG = 1.0  # pixels beyond the border, left by rounding and by files that count pixels from 1
-NO_AREA, BEYOND = "no area within the image", "parts beyond the image"
+NO_AREA, BEYOND, THIN = "no area within the image", "parts beyond the image", "a side below one pixel"
 
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
 
@@ -20,8 +21,10 @@ def cut_at_border(box: Sequence[float], size: tuple[int, int]) -> Box:
 
 
 def box_fault(box: Sequence[float], size: tuple[int, int]) -> str:
-    """NO_AREA, or BEYOND for a box that reaches out of an image of `size` (width, height); "" for other boxes."""
+    """NO_AREA, BEYOND for a box that reaches out of an image of `size` (width, height), or THIN; "" for other boxes."""
     (x1, y1, x2, y2), inside = box, cut_at_border(box, size)
-    if min(x2 - x1, y2 - y1) < MIN_BOX_SIDE or inside[0] >= inside[2] or inside[1] >= inside[3]:
+    if x1 >= x2 or y1 >= y2 or inside[0] >= inside[2] or inside[1] >= inside[3]:
         return NO_AREA
-    return BEYOND if max(-x1, -y1, x2 - size[0], y2 - size[1]) > MAX_OVERHANG else ""
+    if max(-x1, -y1, x2 - size[0], y2 - size[1]) > MAX_OVERHANG:
+        return BEYOND
+    return THIN if min(x2 - x1, y2 - y1) < MIN_BOX_SIDE else ""

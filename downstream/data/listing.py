@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import msgspec
 import numpy as np
 
-from downstream.data.boxes import Box, box_fault
+from downstream.data.boxes import BEYOND, NO_AREA, Box, box_fault
 from engine.files import read_text
 from imagesets.walk import EXTENSIONS, is_hidden, note_on_hidden, visible_and_hidden
 
@@ -228,7 +228,7 @@ class PairAnnotation(msgspec.Struct, frozen=True):
         for x, y in keypoints:
             if not (0 <= x <= size[0] and 0 <= y <= size[1]):
                 raise ValueError(f"keypoint {x:g}, {y:g} lies outside of the {name} of {size[0]} x {size[1]} pixels")
-        if fault := box_fault(box, size):
+        if (fault := box_fault(box, size)) in (NO_AREA, BEYOND):
             edges = ", ".join(f"{edge:g}" for edge in box)
             raise ValueError(
                 f"the box {edges} (x1, y1, x2, y2) of the {name}, {size[0]} x {size[1]} pixels, has {fault}"

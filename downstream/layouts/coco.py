@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from downstream.data.boxes import BEYOND, NO_AREA, Box, box_fault, cut_at_border
+from downstream.data.boxes import BEYOND, NO_AREA, THIN, Box, box_fault, cut_at_border
 from downstream.data.listing import Entry, Instances, check_different, check_present, garbage_collection_paused
 from downstream.data.tiny_scenes import HEIGHT, WIDTH, tiny_objects
 from engine.files import read_json
@@ -228,8 +228,10 @@ def _object(
         x, y, *_ = box = cut_at_border(box, (width, height))
         w, h = box[2] - x, box[3] - y
         fault = box_fault(box, (width, height))
-    if fault:
+    if fault == NO_AREA:
         return [f"{NO_AREA}: neither trained on nor scored"], {}
+    if fault == THIN:
+        remarks.append(f"{THIN}: scored, but not trained on")
     if outline:
         edges = zip(box, cut_at_border(_box_around(outline), (width, height)), strict=True)
         if max(abs(edge - other) for edge, other in edges) > max(MAX_OFFSET, MAX_OFFSET_SHARE * max(w, h)):
