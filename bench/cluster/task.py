@@ -76,6 +76,12 @@ class AttemptState:
     host: str = ""
     log: str = ""  # path of the first process's output
 
+    def __post_init__(self) -> None:
+        """ValueError for times that cannot be subtracted."""
+        for date in filter(None, (self.begun, self.ended)):
+            if datetime.fromisoformat(date).tzinfo is None:
+                raise ValueError(f"{date!r} is a time without its zone")
+
 
 def now() -> str:
     """The current time, ISO 8601, UTC, to the second."""
@@ -83,9 +89,9 @@ def now() -> str:
 
 
 def seconds_since(date: str, until: str = "") -> float:
-    """Seconds from one ISO 8601 time to another, or to now."""
+    """Seconds from one ISO 8601 time to another, or to now; 0 if the clock was set back between them."""
     end = datetime.fromisoformat(until) if until else datetime.now(UTC)
-    return (end - datetime.fromisoformat(date)).total_seconds()
+    return max(0.0, (end - datetime.fromisoformat(date)).total_seconds())
 
 
 def new_folder(out: Path) -> Path:

@@ -265,6 +265,20 @@ def test_remaining_time_counts_jobs_of_all_submissions():
     assert total_remaining(rows[1:], durations) == 60
 
 
+def test_a_clock_that_was_set_back_makes_no_negative_duration(tmp_path):
+    folder = save_submission(tmp_path, "local", 1)
+    begun, ended = "2026-01-02T00:00:00+00:00", "2026-01-01T00:00:00+00:00"
+    write_attempt(folder, 0, AttemptState(stage="ended", code=0, begun=begun, ended=ended))
+    assert rows_of(tmp_path)[0].seconds == 0
+
+
+@pytest.mark.parametrize("begun", ["soon", "2020-01-01T00:00:00"])
+def test_times_of_an_attempt_that_are_none_are_refused(tmp_path, refused, begun):
+    path = save_submission(tmp_path, "local", 1) / "task-0.json"
+    path.write_text(json.dumps({"stage": "running", "begun": begun}))
+    refused("status", "--out", tmp_path, named=f"{path} | move")
+
+
 def test_status_of_a_folder_without_jobs_is_refused(tmp_path, refused):
     refused("status", "--out", tmp_path, named="no jobs | --out")
 
