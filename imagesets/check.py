@@ -24,16 +24,7 @@ from imagesets.decoding import (
     orientation_of,
     releasing_large_images,
 )
-from imagesets.sets import (
-    FileImages,
-    ImageSet,
-    MissingSplit,
-    Split,
-    content_digest,
-    open_set,
-    open_uncached,
-    splits_of,
-)
+from imagesets.sets import FileImages, ImageSet, MissingSplit, Split, content_digest, open_set, open_uncached, splits_of
 from imagesets.stored import StoredImages
 from imagesets.subsets import class_counts
 from imagesets.walk import EXTENSIONS, note_on_hidden, visible_and_hidden
@@ -223,16 +214,16 @@ def _note_on_other_files(images: object, notes: Sequence[str]) -> list[str]:
     """
     if not isinstance(images, FileImages):
         return []
-    paths, hidden = visible_and_hidden(images.root)
-    other_paths = [path for path in paths if not path.lower().endswith(EXTENSIONS)]
+    names, hidden = visible_and_hidden(images.root)
+    other_paths = [os.path.join(images.root, name) for name in names if not name.lower().endswith(EXTENSIONS)]
     other_paths = [path for path in other_paths if not any(f" of {path}: " in note for note in notes)]
     endings = Counter(Path(path).suffix.lower() or "no ending" for path in other_paths)
     if not endings:
-        return note_on_hidden(images.root, hidden)
+        return note_on_hidden(hidden)
     counts = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(4))
     files = "1 file is" if len(other_paths) == 1 else f"{len(other_paths)} files are"
     note = f"{files} not read: their names do not end in {', '.join(EXTENSIONS)}: {counts}"
-    return [note, *note_on_hidden(images.root, hidden)]
+    return [note, *note_on_hidden(hidden)]
 
 
 def _in_both_splits(splits: Sequence[SplitReport]) -> tuple[tuple[str, str], ...]:
@@ -240,12 +231,9 @@ def _in_both_splits(splits: Sequence[SplitReport]) -> tuple[tuple[str, str], ...
     if len(splits) < 2 or splits[0].image_set.reports == "retrieval":  # retrieval queries may be in the database
         return ()
     train, val = splits
-    readable = dict(enumerate(val.digests.tolist()))
-    readable = {index: digest for index, digest in readable.items() if val.sizes[index, 0]}
-    return tuple(
-        (train.image_set.path(train_index), val.image_set.path(val_index))
-        for train_index, val_index in same_contents(dict(enumerate(train.digests.tolist())), readable)
-    )
+    digests = [dict(enumerate(split.digests.tolist())) for split in splits]
+    readable = {index: digest for index, digest in digests[1].items() if val.sizes[index, 0]}
+    return tuple((train.image_set.path(i), val.image_set.path(j)) for i, j in same_contents(digests[0], readable))
 
 
 def same_contents(train: Mapping[int, int], val: Mapping[int, int]) -> list[tuple[int, int]]:

@@ -22,7 +22,7 @@ from engine.extensions import extensions, load_extension, load_extensions
 from engine.files import digest, open_regular
 from engine.printing import did_you_mean
 from engine.tasks import Split
-from imagesets.decoding import UnreadableImage, count_pages, decode_rgb, read_bytes
+from imagesets.decoding import UnreadableImage, count_pages, decode_rgb, open_header, read_bytes, stored_size
 from imagesets.names import PackedNames
 from imagesets.selection import balanced_indices, evenly_spaced, held_out_sample, rarest_classes
 
@@ -113,6 +113,14 @@ def read_head(path: str | Path) -> bytes:
     """The first HEAD_BYTES of a file. Raises OSError or ValueError if it cannot be read."""
     with open_regular(path) as file:
         return file.read(HEAD_BYTES)
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """Width and height in pixels of an image, from its first bytes if they tell. Raises ValueError, naming the file."""
+    try:
+        return stored_size(open_header(read_head(path), str(path)))
+    except (OSError, ValueError):  # also for a long header, or one at the end of the file
+        return stored_size(open_header(read_bytes(str(path)), str(path)))
 
 
 def content_digest(content: bytes) -> int:

@@ -21,14 +21,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import resize_image, to_pil_image
 
 from engine.settings import Fraction, PositiveInt, Validated
-from imagesets.decoding import (
-    decode_rgb,
-    open_header,
-    open_image,
-    releasing_large_images,
-    stored_size,
-    wait_for_room,
-)
+from imagesets.decoding import decode_rgb, open_header, open_image, releasing_large_images, stored_size, wait_for_room
 from imagesets.sets import ImageSet
 
 FILTERS = {

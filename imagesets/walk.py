@@ -59,21 +59,28 @@ class FileListing:
 
 
 def visible_and_hidden(root: str) -> tuple[list[str], list[str]]:
-    """Paths of all files below `root`, and of the hidden files and folders that are left out."""
+    """Names, relative to `root`, of all files below it, and of the hidden files and folders that are left out.
+
+    Links are followed.
+    """
     visible, hidden = [], []
-    for path, folders, files in os.walk(root):
-        hidden += [os.path.join(path, name) for name in (*folders, *files) if is_hidden(name)]
-        visible += [os.path.join(path, name) for name in files if not is_hidden(name)]
-        folders[:] = [name for name in folders if not is_hidden(name)]
+    above = {root: {os.path.realpath(root)}}  # real paths of a folder and those above it
+    for path, folders, files in os.walk(root, followlinks=True):
+        prefix, ancestors = "" if path == root else f"{os.path.relpath(path, root)}{os.sep}", above.pop(path)
+        hidden += [prefix + name for name in (*folders, *files) if is_hidden(name)]
+        visible += [prefix + name for name in files if not is_hidden(name)]
+        real = {name: os.path.realpath(os.path.join(path, name)) for name in folders if not is_hidden(name)}
+        folders[:] = [name for name in real if real[name] not in ancestors]  # a link to a folder above has no end
+        above |= {os.path.join(path, name): ancestors | {real[name]} for name in folders}
     return visible, hidden
 
 
-def note_on_hidden(root: str, hidden: Sequence[str]) -> list[str]:
-    """A note that counts the hidden files and folders below `root`; [] if there are none."""
+def note_on_hidden(hidden: Sequence[str]) -> list[str]:
+    """A note that counts hidden files and folders; [] if there are none."""
     if not hidden:
         return []
     count = "1 hidden file or folder is" if len(hidden) == 1 else f"{len(hidden)} hidden files and folders are"
-    return [f"{count} left out, such as {os.path.relpath(hidden[0], root)}"]
+    return [f"{count} left out, such as {hidden[0]}"]
 
 
 def walk(root: str, folders: Sequence[str]) -> FileListing:
@@ -139,7 +146,7 @@ def _list_directory(root: str, name: str) -> tuple[_Directory, list[str]]:
                 if entry.is_dir():
                     subfolders.append(prefix + entry.name)
                 elif entry.name.lower().endswith(EXTENSIONS):
-                    images.append((entry.name, *_size_and_change(entry)))
+                    images.append((entry.name, *size_and_change(entry)))
     finally:
         os.close(handle)
     images.sort()
@@ -149,7 +156,7 @@ def _list_directory(root: str, name: str) -> tuple[_Directory, list[str]]:
     return _Directory(name=name, stamp=stamp, names=names, sizes=sizes, changed=changed), subfolders
 
 
-def _size_and_change(entry: os.DirEntry) -> tuple[int, int, int]:
+def size_and_change(entry: os.DirEntry | Path) -> tuple[int, int, int]:
     """Size in bytes, modification time (ns) and inode of a file; BROKEN_LINK_SIZE, 0, 0 for a broken link."""
     try:
         status = entry.stat()

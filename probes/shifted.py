@@ -110,14 +110,6 @@ def map_classes(ranked: np.ndarray, counterparts: Mapping[int, int]) -> np.ndarr
     return table[ranked]
 
 
-def folder_of(place: str, name: str) -> str:
-    """The path of a set's folder or file in ImageNet's folder `place` or beside it; "" if there is none."""
-    if not place:
-        return ""
-    paths = (optional_path(folder, name) for folder in (place, os.path.dirname(os.path.abspath(place))))
-    return next(filter(None, paths), "")
-
-
 def open_class_folders(url: str, root: str) -> ImageSet:
     """The images of a folder with a folder per class. Raises ValueError if it has no class folders."""
     classes = subfolders(root)
@@ -139,8 +131,12 @@ def corruptions_in(root: str) -> list[str]:
 
 def found_sets(place: str) -> dict[str, str]:
     """Prefix of metrics -> path of each shifted set, and of ReaL's labels, in ImageNet's folder or beside it."""
-    names = {"real": REAL, **FOLDERS, "c": CORRUPTED}
-    return {prefix: path for prefix, name in names.items() if (path := folder_of(place, name))}
+    folders = (place, os.path.dirname(os.path.abspath(place))) if place else ()
+    paths: dict[str, str] = {}
+    for prefix, name in {"real": REAL, **FOLDERS, "c": CORRUPTED}.items():
+        if path := next(filter(None, (optional_path(folder, name) for folder in folders)), ""):
+            paths[prefix] = path
+    return paths
 
 
 def open_shifted(name: str, root: str, space: Workspace, limit: int | None = None) -> ImageSet:
@@ -414,10 +410,8 @@ class ShiftedSets:
             correct = [float(best in labels[index]) if labels[index] else np.nan for best, index in pairs]
             yield "real", np.array(correct), features
         for name in [name for name in FOLDERS if name in found]:
-            if name == "objectnet":
-                yield name, *self.evaluate_objectnet(found[name])
-            else:
-                yield name, *self.evaluate_set(name, found[name])
+            evaluate = self.evaluate_objectnet if name == "objectnet" else self.evaluate_set
+            yield name, *evaluate(name, found[name])
 
     def evaluate_set(self, name: str, root: str) -> tuple[np.ndarray, FeatureSet]:
         """Correctness (n,) and features of a set whose classes are the classifier's, or some of them."""
@@ -430,9 +424,9 @@ class ShiftedSets:
             ranked, labels = self.ranked(features), numbers[features.labels]
         return any_match(ranked[:, :1], labels[:, None]), features
 
-    def evaluate_objectnet(self, root: str) -> tuple[np.ndarray, FeatureSet]:
+    def evaluate_objectnet(self, name: str, root: str) -> tuple[np.ndarray, FeatureSet]:
         """Correctness (n,) and features of ObjectNet; only images of the classes that ImageNet has, too, count."""
-        images = open_shifted("objectnet", root, self.space, self.space.limit)
+        images = open_shifted(name, root, self.space, self.space.limit)
         counterparts = objectnet_counterparts(root, images, len(self.classes))
         features = self.extract(alter_images(images, "without-border", crop_border), self.transform)
         ranked = map_classes(self.ranked(features)[:, :1], counterparts)

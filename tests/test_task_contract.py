@@ -14,9 +14,9 @@ from PIL import Image
 
 from bench.cli.index import write_index
 from bench.cli.settings import changed, meanings, read_changes, setting_text
-from bench.effects.variations import RUN_SETTINGS
 from bench.run.runner import checked
 from bench.run.suites import catalogue
+from bench.sensitivity import RUN_SETTINGS
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load, load_frozen
 from checkpoints.spec import Preparation, ViTSpec

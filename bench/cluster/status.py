@@ -16,15 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
 
-from bench.cluster.task import (
-    AttemptState,
-    Submission,
-    TaskRecord,
-    lock_of,
-    read_attempt,
-    seconds_since,
-    submissions,
-)
+from bench.cluster.task import AttemptState, Submission, TaskRecord, lock_of, read_attempt, seconds_since, submissions
 from bench.results.record import Result, read_result
 from engine.files import is_locked, open_regular
 from engine.printing import printable

@@ -20,8 +20,6 @@ from engine.optional import require
 from engine.printing import did_you_mean, say
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from engine.tasks import Task, Workspace
 
 MAX_PROBLEMS = 20  # problems of scenes that are listed; a wrong classes.txt causes one in every scene

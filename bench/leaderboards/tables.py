@@ -14,13 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.cli.output import table
-from bench.published.values import (
-    PublishedValue,
-    changed_settings,
-    compares_methods,
-    published_values,
-    set_name,
-)
+from bench.published.values import PublishedValue, changed_settings, compares_methods, published_values, set_name
 from bench.results.record import (
     COST_UNITS,
     CheckpointUsed,

@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bench.leaderboards.tables import read_leaderboard
-from bench.reporting.contents import (
-    BLOCK,
-    ReportContents,
-    ReportTable,
-    TableNumber,
-    competing,
-    read_contents,
-    sweep_of,
-)
+from bench.reporting.contents import BLOCK, ReportContents, ReportTable, TableNumber, competing, read_contents, sweep_of
 from bench.reporting.drawing import (
     INK,
     PAGE_WIDTH,
@@ -38,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from bench.effects.sensitivity import Effect
+    from bench.sensitivity import Effect
 
 CURVES = {  # key in a training's log -> its title
     "loss": "loss",

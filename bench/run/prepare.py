@@ -292,12 +292,18 @@ def refused_sets(
     for images in data:
         candidates = [chosen for chosen in selected if fits(chosen, images)]
         image_set = space.opened.known(images.url, "val")
-        refused = [chosen.name for chosen in candidates if image_set is not None and not chosen.task.takes(image_set)]
-        if [*images.images] == ["val"]:
-            refused = [chosen.name for chosen in candidates if chosen.task.NEEDS_TRAIN]
+        lacks_train = [*images.images] == ["val"]
+        refused = [
+            chosen.name
+            for chosen in candidates
+            if (lacks_train and chosen.task.NEEDS_TRAIN) or (image_set is not None and not chosen.task.takes(image_set))
+        ]
         if refused and len(refused) == len(candidates):
             reason = "its images have several labels, which none of the chosen protocols can evaluate"
-            raise ValueError(f"--data {images.name}={images.url}: {reason}; add logreg@dinov2 to --suite")
+            reason = f"{reason}; add logreg@dinov2 to --suite"
+            if lacks_train:
+                reason = f"it has no training images, which {refused[0]} needs; add them, or leave the set out"
+            raise ValueError(f"--data {images.name}={images.url}: {reason}")
         refused_by_set |= {images.name: refused} if refused else {}
     return refused_by_set
 

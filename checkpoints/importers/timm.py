@@ -54,14 +54,7 @@ from checkpoints.importing import (
     trunk_sizes,
 )
 from checkpoints.reading import ForeignFile, read_foreign
-from checkpoints.recognition import (
-    ANY_PREFIX,
-    CLASSIFIER,
-    TRUNK_PREFIXES,
-    position_kind,
-    trunk_of,
-    unsupported_reason,
-)
+from checkpoints.recognition import ANY_PREFIX, CLASSIFIER, TRUNK_PREFIXES, position_kind, trunk_of, unsupported_reason
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import skip_init
 from engine.files import read_json

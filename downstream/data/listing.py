@@ -18,7 +18,7 @@ import numpy as np
 
 from downstream.data.boxes import BEYOND, NO_AREA, Box, box_fault
 from engine.files import read_text
-from imagesets.walk import EXTENSIONS, is_hidden, note_on_hidden, visible_and_hidden
+from imagesets.walk import EXTENSIONS, note_on_hidden, visible_and_hidden
 
 MAX_NAMED_FOLDERS = 4  # folders with files that are not read that a note names
 IGNORED = 255  # class of pixels that neither loss nor score counts
@@ -423,22 +423,8 @@ def files_below(folder: Path, endings: str | tuple[str, ...] = "") -> list[str]:
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
-    endings = (endings,) if isinstance(endings, str) else endings
-    lower_endings = tuple(ending.lower() for ending in endings)
-    names: list[str] = []
-    above: dict[str, set[str]] = {str(folder): {os.path.realpath(folder)}}  # real paths of a folder and those above it
-    for path, folders, files in os.walk(folder, followlinks=True):
-        ancestors = above.pop(path)
-        real = {name: os.path.realpath(os.path.join(path, name)) for name in folders if not is_hidden(name)}
-        folders[:] = [name for name in real if real[name] not in ancestors]  # a link to a folder above has no end
-        above |= {os.path.join(path, name): ancestors | {real[name]} for name in folders}
-        relative = os.path.relpath(path, folder)
-        names += [
-            os.path.normpath(os.path.join(relative, name))
-            for name in files
-            if not is_hidden(name) and name.lower().endswith(lower_endings)
-        ]
-    return sorted(names)
+    lower_endings = tuple(ending.lower() for ending in ([endings] if isinstance(endings, str) else endings))
+    return sorted(name for name in visible_and_hidden(str(folder))[0] if name.lower().endswith(lower_endings))
 
 
 def unread_files(root: Path, read: Iterable[str]) -> list[str]:
@@ -450,7 +436,8 @@ def unread_files(root: Path, read: Iterable[str]) -> list[str]:
     read = {os.path.normpath(name) for name in read}
     endings = {*EXTENSIONS, *(os.path.splitext(name)[1].lower() for name in read)}
     unread: Counter[tuple[str, str]] = Counter()
-    for name in files_below(root):
+    visible, hidden = visible_and_hidden(str(root))
+    for name in visible:
         ending = os.path.splitext(name)[1].lower()
         if name not in read and ending in endings and os.sep in name:
             unread["/".join(name.split(os.sep)[:-1][:2]), ending] += 1
@@ -459,7 +446,7 @@ def unread_files(root: Path, read: Iterable[str]) -> list[str]:
         counts = [f"{count} {ending} in {folder}" for (folder, ending), count in unread.most_common(MAX_NAMED_FOLDERS)]
         others = sum(unread.values()) - sum(count for _, count in unread.most_common(MAX_NAMED_FOLDERS))
         notes.append(f"files not read: {', '.join(counts)}{f' and {others} more' if others else ''}")
-    return notes + note_on_hidden(str(root), visible_and_hidden(str(root))[1])
+    return notes + note_on_hidden(hidden)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from downstream.data.listing import IGNORED, DepthMaps, ImagePairs, Instances, L
 from downstream.data.reading import check_values, named_in_errors
 from engine.distributed import World
 from engine.extensions import extensions, load_extension
-from engine.files import folder_atomic, open_regular, read_json, read_regular
+from engine.files import folder_atomic, read_json, read_regular
 from engine.machine import run_on_core_threads
 from engine.printing import did_you_mean
 from engine.progress import Progress
@@ -36,10 +36,11 @@ from imagesets.sets import (
     Split,
     content_digest,
     contents_digest,
+    image_size,
     parse_options,
     read_head,
 )
-from imagesets.walk import BROKEN_LINK_SIZE, MAX_INT64
+from imagesets.walk import size_and_change
 
 TINY = "tiny-"
 TINY_VERSION = 1  # raise it when a tiny set's files would have other pixels under the same names
@@ -135,13 +136,7 @@ class SceneSet:
 
         BROKEN_LINK_SIZE, 0, 0 for a broken link.
         """
-        rows = []
-        for name in self.listing.files:
-            try:
-                stat = (self.root / name).stat()
-                rows.append((stat.st_size, stat.st_mtime_ns, stat.st_ino & MAX_INT64))
-            except OSError:  # a broken link, which is reported when it is read
-                rows.append((BROKEN_LINK_SIZE, 0, 0))
+        rows = [size_and_change(self.root / name) for name in self.listing.files]
         return np.array(rows, np.int64).reshape(-1, 3)
 
     @cached_property
@@ -350,12 +345,6 @@ def scene_depth(scenes: SceneSet, index: int, size: tuple[int, int]) -> np.ndarr
         raise ValueError(f"{path}: {error}") from error
 
 
-def image_size(path: Path) -> tuple[int, int]:
-    """Width and height of an image in pixels, from its header. Raises ValueError, naming the file."""
-    with named_in_errors(path), open_regular(path) as file, Image.open(file) as image:
-        return image.size
-
-
 def check_video(scenes: SceneSet, frames: Sequence[int]) -> None:
     """Raise ValueError, naming the file, unless frames and masks have one size and the first mask shows an object."""
     paths = [path for index in frames for path in (scenes.image_path(index), scenes.mask_path(index))]
@@ -379,7 +368,7 @@ def scene_pair(scenes: SceneSet, number: int, sizes: Mapping[int, tuple[int, int
         ValueError: the file, which the message names, cannot be read or does not fit the images.
     """
     path = scenes.root / scenes.image_pairs.pairs[number]
-    pair = read_json(path, MAX_BYTES, PairAnnotation)
+    pair: PairAnnotation = read_json(path, MAX_BYTES, PairAnnotation)
     try:
         if len(pair.src_kps) != len(pair.trg_kps):
             raise ValueError(f"{len(pair.src_kps)} keypoints of the source and {len(pair.trg_kps)} of the target")

@@ -20,8 +20,8 @@ from downstream.data.listing import Instances, find_folder, named_files, read_na
 from downstream.data.tiny_scenes import save_image, save_lines, tiny_objects
 from downstream.layouts.coco import Annotation, Category, CocoFile, ImageEntry, parse_instances
 from engine.files import read_regular
-from imagesets.decoding import MAX_BYTES, open_header, open_image, read_bytes, stored_size
-from imagesets.sets import SPLITS, Split, read_head
+from imagesets.decoding import MAX_BYTES
+from imagesets.sets import Split, image_size
 
 IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
 SERVES = ("coco",)  # layouts whose tasks run on these sets too
@@ -41,7 +41,10 @@ def recognised(root: Path) -> Path:
 
 def listed(root: Path, split: Split) -> Instances:
     """All images of one split, in the order of its list. Raises ValueError if a file is missing or cannot be read."""
-    names = {name: _split_names(root, name) for name in SPLITS}
+    names = {}
+    for name, lists in LISTS.items():
+        files = [root / "ImageSets" / "Main" / file for file in lists]
+        names[name] = read_names(next((file for file in files if file.is_file()), files[0]), LIST_ADVICE)
     listing = read_boxes(root, names[split], [*names["train"], *names["val"]], split)
     val, test = (root / "ImageSets" / "Main" / name for name in LISTS["val"])
     if split == "val" and val.is_file() and test.is_file():
@@ -89,11 +92,6 @@ def read_boxes(root: Path, names: list[str], names_for_classes: list[str], split
     )
 
 
-def _split_names(root: Path, split: Split) -> list[str]:
-    files = [root / "ImageSets" / "Main" / name for name in LISTS[split]]
-    return read_names(next((file for file in files if file.is_file()), files[0]), LIST_ADVICE)
-
-
 def _read_annotation(path: Path) -> tuple[tuple[int, int] | None, list[Object]]:
     """Width and height in pixels, or None if the file does not give them, and the objects.
 
@@ -139,14 +137,6 @@ def _objects(tree: ElementTree.Element) -> Iterator[Object]:
             raise ValueError(f"object {number} needs a name and finite bndbox/{', '.join(CORNERS)}")
         x1, y1 = (max(edge - 1, min(edge, 0.0)) for edge in (x1, y1))  # 0 stays 0, in files that count from 0
         yield title, [x1, y1, x2, y2], (item.findtext("difficult") or "").strip() == "1"
-
-
-def image_size(path: Path) -> tuple[int, int]:
-    """Width and height in pixels of an image, from its first bytes if they tell. Raises ValueError, naming the file."""
-    try:
-        return stored_size(open_image(read_head(path)))
-    except (OSError, SyntaxError, ValueError):  # also for a long header, or one at the end of the file
-        return stored_size(open_header(read_bytes(str(path)), str(path)))
 
 
 def write_tiny(root: Path, split: Split) -> None:

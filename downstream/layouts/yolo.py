@@ -21,10 +21,9 @@ import yaml
 from downstream.data.listing import MIN_SIDE, Instances, check_different, files_below
 from downstream.data.tiny_scenes import DIGIT_VALUES, save_image, save_lines, tiny_objects
 from downstream.layouts.coco import Annotation, Category, CocoFile, ImageEntry, parse_instances
-from downstream.layouts.vocboxes import image_size
 from engine.files import read_text
 from imagesets.listing import SPLIT_WORDS, subfolders
-from imagesets.sets import Split
+from imagesets.sets import Split, image_size
 from imagesets.walk import EXTENSIONS
 
 IMAGES = {"train": "images/train", "val": "images/val"}

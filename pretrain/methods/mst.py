@@ -22,14 +22,7 @@ from checkpoints.spec import ViTSpec
 from engine.precision import to_float32
 from engine.settings import NonNegativeFloat, PositiveInt, UnitInterval
 from pretrain.method import Reconstruction, Step
-from pretrain.methods.dino import (
-    GLOBAL_CROPS,
-    SMALL,
-    SMOKE,
-    DistillationSettings,
-    SelfDistillation,
-    small_recipes,
-)
+from pretrain.methods.dino import GLOBAL_CROPS, SMALL, SMOKE, DistillationSettings, SelfDistillation, small_recipes
 from pretrain.methods.dino import RECIPES as DINO
 from pretrain.parts.decoders import CONV_CHANNELS, convolutional, linear
 from pretrain.parts.heads import Norm, PrototypeHead

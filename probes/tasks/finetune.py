@@ -31,13 +31,7 @@ from probes.finetune.classifier import Classifier
 from probes.finetune.model_selection import Evaluator, ModelSelection
 from probes.finetune.settings import FinetuneSettings
 from probes.finetune.trainer import Training
-from probes.finetune.training_groups import (
-    GroupPlan,
-    MixedGroups,
-    group_size,
-    mixed_groups,
-    training_transform,
-)
+from probes.finetune.training_groups import GroupPlan, MixedGroups, group_size, mixed_groups, training_transform
 from probes.lowshot.shots import draw_share, lists_read
 from probes.scores import with_class_means
 from probes.splits import check_labels, held_out, not_held_out_warning, open_splits

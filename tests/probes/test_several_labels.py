@@ -208,6 +208,14 @@ def test_a_plan_leaves_out_probes_of_single_labels(export, tmp_path):
         plan_jobs(tmp_path, space, [loaded], data, choose_protocols("knn@dino", catalogue()))
 
 
+def test_validation_images_alone_are_refused_for_want_of_training_images(tmp_path):
+    space, data = Workspace(cache=tmp_path, data="digits:"), DataUsed(name="mine", url="digits:", images={"val": 3})
+    both = choose_protocols("health,knn@dino", catalogue())
+    assert refused_sets([data], both, space) == {"mine": ["knn@dino"]}
+    with pytest.raises(ValueError, match=r"mine=digits:: .*no training images, which knn@dino needs"):
+        refused_sets([data], choose_protocols("knn@dino", catalogue()), space)
+
+
 def test_a_class_without_a_training_image_is_refused(export, tmp_path):
     def without_sevens(split: str) -> ImageSet:
         images = several(split)

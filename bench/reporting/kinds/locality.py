@@ -11,14 +11,7 @@ import numpy as np
 from PIL import Image
 
 from bench.reporting.panels import Box, Panel, PanelRow, Picture
-from bench.reporting.visualize import (
-    PictureRequest,
-    Viewer,
-    central_square,
-    errors_naming,
-    image_panel,
-    read_image,
-)
+from bench.reporting.visualize import PictureRequest, Viewer, central_square, errors_naming, image_panel, read_image
 from engine.neighbours import unit_rows
 from engine.settings import Validated
 from imagesets.selection import evenly_spaced
