@@ -107,6 +107,7 @@ def check_scenes(url: str, read_all: bool) -> int:
     from imagesets.sets import SPLITS, MissingSplit
 
     problems: list[str] = []
+    is_whole = True  # whether all splits that are there could be opened
     splits: list[SceneSet] = []
     checked: list[dict[int, CheckedScene]] = []
     parse_scene_url(url)
@@ -125,6 +126,7 @@ def check_scenes(url: str, read_all: bool) -> int:
                 continue
             except ValueError as error:
                 problems += [str(error)] if str(error) not in problems else []  # both splits may miss the same folder
+                is_whole = False
                 continue
             splits.append(scenes)
             kinds = f", {len(scenes.classes)} classes" if scenes.classes else ""
@@ -153,7 +155,7 @@ def check_scenes(url: str, read_all: bool) -> int:
             digests = [{index: scene.digest for index, scene in readable.items()} for readable in checked]
             pairs = [(splits[0].image_path(i), splits[1].image_path(j)) for i, j in same_contents(*digests)]
             problems += [f"{in_both_text(pairs)}: {REMOVE_ONE}"] if pairs else []
-        if splits:
+        if splits and is_whole:
             files = [file for scenes in splits for file in scenes.listing.files]
             say(*(f"  note: {note}" for note in unread_files(splits[0].root, files)))
         problems += [] if problems or not read_all else refusals(tasks, space)

@@ -336,12 +336,18 @@ def find_folder(root: Path, needed: Sequence[str], advice: str, inner: Sequence[
     Raises:
         ValueError: no folder contains them all.
     """
+
+    def missing_in(folder: Path) -> list[str]:
+        kinds = {True: Path.is_dir, False: Path.is_file}
+        return [name for name in needed if not kinds[name.endswith("/")](folder / name)]
+
     for folder in (root, *(root / name for name in inner)):
-        if all((folder / name).is_dir() if name.endswith("/") else (folder / name).is_file() for name in needed):
+        if not missing_in(folder):
             return folder
-    missing = [name for name in needed if not (root / name).exists()] or needed
-    kind = "folder" if missing[0].endswith("/") else "file"
-    raise ValueError(f"no {kind} {missing[0]} there; {advice}")
+    first, *_ = missing_in(root)
+    kind = "folder" if first.endswith("/") else "file"
+    problem = f"{first} is no regular {kind}" if (root / first).exists() else f"no {kind} {first} there"
+    raise ValueError(f"{problem}; {advice}")
 
 
 def mask_paths(root: Path, split: str, images: Sequence[str], folder: str, hint: str = "") -> tuple[str, ...]:

@@ -216,7 +216,9 @@ def open_scenes(url: str, split: Split, cache: Path) -> SceneSet:
         listing = module.listed(root, split, **options)
     except MissingSplit as error:
         raise MissingSplit(f"{url}: {error}") from error
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise ValueError(f"{url}: {error.filename}: {error.strerror}; is it a broken link?") from error
+    except ValueError as error:
         raise ValueError(f"{url}: {error}") from error
     if not listing.images:
         raise ValueError(f"{url}: the {split} split is empty; it needs images in {root / module.IMAGES[split]}")

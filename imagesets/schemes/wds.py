@@ -27,7 +27,7 @@ from imagesets.walk import EXTENSIONS, is_hidden
 
 PLACE = "PATH"
 SPLITS = ("train", "val")
-VERSION = 2  # of an index; raise it if the same shards would be read differently
+VERSION = 3  # of an index; raise it if the same shards would be read differently
 MAX_LABEL_BYTES = 4096  # of a .cls or .json file
 MAX_HEADER_BYTES = 1 << 20  # of a tar header, with long names and attributes
 DIGITS = re.compile(rb"\s*\d{1,18}\s*")
@@ -98,23 +98,28 @@ def open_split(place: str, split: Split) -> ImageSet:
         f"{len(files)} shards",
         f"classes of {classes_file}" if has_names else "no classes.txt: classes are numbers",
     ]
+    if hidden := int(index["hidden"]):
+        notes.append(f"{hidden} hidden files in the shards are left out")
     return stored_set(url=url, split=split, classes=classes, labels=labels, images=images, notes=notes)
 
 
 def read_index(url: str, files: list[str]) -> dict[str, np.ndarray]:
     """Arrays that describe all N images of tar files, from their headers.
 
-    names, ends: their PackedNames. labels, shards, offsets, sizes: (N,), see TarStore. Raises ValueError with the path
+    names, ends: their PackedNames. labels, shards, offsets, sizes: (N,), see TarStore. hidden: number of files that are
+    left out. Raises ValueError with the path
     of a file that is no tar file, or has images without labels.
     """
     names_by_shard: list[PackedNames] = []
     columns_by_shard = [np.empty((0, 4), np.int64)]  # label, shard, offset, size
+    hidden = 0
     for shard, path in enumerate(files):
         try:
-            rows = _read_shard(shard, path)
+            rows, hidden_in_shard = _read_shard(shard, path)
         except (tarfile.TarError, OSError, ValueError) as error:
             hint = "" if isinstance(error, ValueError) else "; is it an uncompressed tar file?"
             raise ValueError(f"{url}: {path}: {' '.join(str(error).split())}{hint}") from error
+        hidden += hidden_in_shard
         names_by_shard.append(PackedNames.pack(name for name, *_ in rows))
         columns_by_shard.append(np.array([numbers for _, *numbers in rows], np.int64).reshape(-1, 4))
     names = PackedNames.joined(names_by_shard)
@@ -126,16 +131,24 @@ def read_index(url: str, files: list[str]) -> dict[str, np.ndarray]:
         "shards": columns[:, 1],
         "offsets": columns[:, 2],
         "sizes": columns[:, 3],
+        "hidden": np.array(hidden),
     }
 
 
-def _read_shard(shard: int, path: str) -> list[tuple[str, int, int, int, int]]:
-    """File name, label, `shard`, offset and size of each image in a tar file. Raises ValueError for missing labels."""
+def _read_shard(shard: int, path: str) -> tuple[list[tuple[str, int, int, int, int]], int]:
+    """File name, label, `shard`, offset and size of each image in a tar file, and the number of its hidden files.
+
+    Raises ValueError for missing labels.
+    """
     images: dict[str, tuple[str, int, int]] = {}  # key -> file name, offset, size
     labels: dict[str, int] = {}
+    hidden = 0
     with HeaderReader(open_regular(path).detach()) as file, tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
-            if not member.isfile() or any(map(is_hidden, os.path.normpath(member.name).split(os.sep))):
+            if not member.isfile():
+                continue
+            if any(map(is_hidden, os.path.normpath(member.name).split(os.sep))):
+                hidden += 1
                 continue
             if member.issparse():
                 raise ValueError(f"{member.name} is stored with holes (a sparse file); pack the shard without --sparse")
@@ -154,7 +167,7 @@ def _read_shard(shard: int, path: str) -> list[tuple[str, int, int, int, int]]:
                     raise ValueError(f"{key} has the labels {labels[key]} and {label}; keep one of them")
     if unlabelled := [key for key in images if key not in labels]:
         raise ValueError(f"{len(unlabelled)} of {len(images)} images have no label, such as {unlabelled[0]}.cls")
-    return [(name, labels[key], shard, offset, size) for key, (name, offset, size) in images.items()]
+    return [(name, labels[key], shard, offset, size) for key, (name, offset, size) in images.items()], hidden
 
 
 def _parse_label(data: bytes, ending: str, name: str) -> int:

@@ -1,6 +1,7 @@
 """Users' own scenes: masks with their own classes as values or colours, Pascal VOC, COCO files."""
 
 import json
+import os
 import re
 from dataclasses import replace
 from functools import partial
@@ -219,6 +220,8 @@ def test_segnets_folders_without_a_list_of_classes_lack_that_list(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "testannot").mkdir()
     assert "no file classes.txt" in refusal(open_scenes, f"masks:{tmp_path}", "train", tmp_path)
+    os.mkfifo(tmp_path / "classes.txt")
+    assert "classes.txt is no regular file" in refusal(open_scenes, f"masks:{tmp_path}", "train", tmp_path)
 
 
 def test_problems_in_files_with_blanks_in_their_names_are_one_line(masks_set, tmp_path, capsys):
@@ -448,3 +451,11 @@ def test_names_listed_twice_are_refused(tmp_path):
     first = file.read_text().split()[0]
     file.write_text(file.read_text() + f"{first}\n{first}\n")
     assert f"occur twice, such as {first}" in refusal(open_scenes, f"voc:{folder}", "val", tmp_path)
+
+
+def test_files_of_a_split_that_cannot_be_opened_are_not_called_unread(capsys, tmp_path):
+    url = write_masks(tmp_path, pairs("a.png", split="train") | pairs("b.png"))
+    (tmp_path / "masks/val/b.png").unlink()
+    assert check_scenes(url, read_all=True) == 1
+    out = capsys.readouterr().out
+    assert "1 of 1 annotations of val are not there" in out and "not read" not in out

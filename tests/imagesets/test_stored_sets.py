@@ -367,7 +367,8 @@ def test_hidden_shards_and_images_are_left_out(folder, tmp_path, encode):
             archive.addfile(entry := tarfile.TarInfo(name), io.BytesIO(b"x" * entry.size))
     (root / "__MACOSX").mkdir()
     shutil.copy(root / "set-train-0001.tar", root / "__MACOSX/set-train-0001.tar")
-    assert open_set(f"wds:{root}", "train").fingerprint == before.fingerprint
+    after = open_set(f"wds:{root}", "train")
+    assert after.fingerprint == before.fingerprint and "2 hidden files in the shards are left out" in after.notes
     for shard in root.glob("*.tar"):
         shard.unlink()
     assert "no file *.tar there" in set_refusal(f"wds:{root}")
