@@ -48,8 +48,6 @@ class ImageSource(Protocol):
     def changed(self) -> np.ndarray | None: ...  # (N, 2) int64, time (ns) and inode of each file; None: all in memory
     @property
     def contents(self) -> str: ...  # `contents_digest` of the files; "" if the fingerprint covers all pixels
-    @property
-    def modified(self) -> int: ...  # modification time of the newest image in ns since 1970; 0 if unknown
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,10 +101,6 @@ class FileImages:
     @cached_property
     def contents(self) -> str:
         return contents_digest(self.changed, lambda index: read_head(self.path(index)))
-
-    @property
-    def modified(self) -> int:
-        return int(self.changed[:, 0].max(initial=0))
 
 
 def read_head(path: str | Path) -> bytes:
@@ -166,16 +160,10 @@ def contents_differ(first: str, second: str) -> bool:
 def cache_folder(parent: Path, key: Mapping[str, Any], sets: Sequence["ImageSet | Any"]) -> Path:
     """The folder below `parent` for results computed from image sets.
 
-    Its name is the digest of `key`, which holds the sets' fingerprints, and of their sampled bytes. Earlier versions
-    used the key alone; such a folder is still used if no image was modified after it was written.
+    Its name is the digest of `key`, which holds the sets' fingerprints, and of their sampled bytes, if they have any.
     """
-    older = parent / digest(key)[:32]
     samples = [image_set.contents.partition("-")[0] for image_set in sets]
-    if not any(samples) or (
-        older.is_dir() and older.stat().st_mtime_ns > max(image_set.modified for image_set in sets)
-    ):
-        return older
-    return parent / digest({**key, "contents": samples})[:32]
+    return parent / digest({**key, "contents": samples} if any(samples) else key)[:32]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -186,7 +174,6 @@ class MemoryImages:
     pixels: np.ndarray  # (N, H, W, 3) uint8
     changed: ClassVar[None] = None
     contents: ClassVar[str] = ""  # the fingerprint covers the pixels
-    modified: ClassVar[int] = 0
 
     def path(self, index: int) -> str:
         return self.names[index]
@@ -285,11 +272,6 @@ class ImageSet:
     def contents(self) -> str:
         """Digests that tell sets with the same fingerprint apart, see `contents_digest` and `contents_differ`."""
         return self.images.contents
-
-    @property
-    def modified(self) -> int:
-        """Modification time of the newest image in ns since 1970; 0 if unknown."""
-        return self.images.modified
 
     @cached_property
     def fingerprint(self) -> str:

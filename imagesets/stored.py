@@ -130,10 +130,6 @@ class StoredImages:
     def contents(self) -> str:
         return contents_digest(self.changed, lambda index: self.encoded(index)[:HEAD_BYTES])
 
-    @property
-    def modified(self) -> int:
-        return int(self.changed[:, 0].max(initial=0))
-
 
 def stored_set(
     *,

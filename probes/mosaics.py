@@ -118,10 +118,6 @@ class Mosaics:
     def contents(self) -> str:
         return digest(self.source.contents)[:16] if self.source.contents else ""
 
-    @property
-    def modified(self) -> int:
-        return self.source.modified
-
     def image_set(self, name: str) -> ImageSet:
         """All crops as an image set, without labels; `name` is appended to the source's URL."""
         url = f"{self.source.url}#{name}"

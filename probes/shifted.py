@@ -257,10 +257,6 @@ class AlteredImages:
     def contents(self) -> str:
         return self.source.contents
 
-    @property
-    def modified(self) -> int:
-        return self.source.modified
-
 
 def alter_images(source: ImageSet, name: str, alter: Callable[[ImageSet, int], Image.Image]) -> ImageSet:
     """The set with each image altered when it is read; `name` is appended to its URL."""

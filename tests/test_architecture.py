@@ -96,9 +96,6 @@ OWN = "a file that this process or an earlier command wrote for itself, after is
 BOUNDED = "a few kilobytes inside another file; RecursionError is caught"
 READS = {  # FILE FUNCTION CALL -> why it may read without them
     "bench/about.py _docstring extension.path.read_text": PACKAGE,
-    "bench/cli/index.py _digest path.read_bytes": PACKAGE,
-    "bench/cli/index.py stored_index FILE.read_bytes": PACKAGE,
-    "bench/cli/index.py stored_index msgspec.json.decode": PACKAGE,
     "bench/cli/index.py write_index FILE.read_bytes": PACKAGE,
     "bench/leaderboards/files.py to_html read_text": PACKAGE,
     "bench/leaderboards/tables.py _repr_markdown_ read_text": OWN,

@@ -97,11 +97,6 @@ several with commas between them.
 """
 
 
-def protocol_page(tasks: Mapping[str, ModuleType]) -> str:
-    """The text of docs/protocols.md. tasks: `own_tasks`."""
-    return "\n".join([INTRODUCTION, *_suites(tasks), *(line for key in tasks for line in _task(key, tasks[key]))])
-
-
 def _suites(tasks: Mapping[str, ModuleType]) -> Iterator[str]:
     yield "## Suites\n"
     yield from ("| suite | protocols |", "|---|---|")
@@ -157,7 +152,8 @@ def main() -> None:
     """Record the protocols of the code, write the page, and print what changed."""
     tasks = own_tasks()
     lines = update_record(ROOT, protocol_versions(tasks))
-    write_atomic(ROOT / PAGE, protocol_page(tasks))
+    sections = [*_suites(tasks), *(line for key, module in tasks.items() for line in _task(key, module))]
+    write_atomic(ROOT / PAGE, "\n".join([INTRODUCTION, *sections]))
     write_index()
     say(*(lines or ["no protocol changed"]), f"written: {RECORD}, {PAGE}, bench/cli/{FILE.name}")
 

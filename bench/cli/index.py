@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -16,7 +15,7 @@ import msgspec
 
 from bench.cli.settings import alternatives, meanings, setting_text, types_of
 from engine.extensions import Extension, extensions, import_extension, refused_plugins
-from engine.files import write_atomic
+from engine.files import read_json, sha256_of_file, write_atomic
 
 FILE = Path(__file__).with_name("index.json")
 KINDS = ("probes", "downstream")
@@ -51,13 +50,13 @@ class TaskEntry(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def stored_index() -> dict[str, TaskEntry]:
     """Task -> entry in index.json."""
-    return msgspec.json.decode(FILE.read_bytes(), type=dict[str, TaskEntry])
+    return read_json(FILE, type=dict[str, TaskEntry])
 
 
 def is_stored(extension: Extension) -> bool:
     """Whether index.json describes a task file as it is."""
     entry = stored_index().get(extension.key)
-    return bool(entry and not extension.plugin and entry.digest == _digest(extension.path))
+    return bool(entry and not extension.plugin and entry.digest == sha256_of_file(extension.path))
 
 
 def task_entries() -> tuple[dict[Extension, TaskEntry], dict[Extension, str]]:
@@ -106,7 +105,8 @@ def entry_of(extension: Extension) -> TaskEntry:
             task_class=kind.__name__,
             settings={setting: value for setting, value in values.items() if value != defaults[setting]},
         )
-    return TaskEntry(digest=_digest(extension.path), protocols=protocols, classes=classes)
+    digest = "" if extension.plugin else sha256_of_file(extension.path)
+    return TaskEntry(digest=digest, protocols=protocols, classes=classes)
 
 
 def choices_of(settings: Any) -> dict[str, str]:
@@ -133,11 +133,3 @@ def write_index() -> bool:
         return False
     write_atomic(FILE, content)
     return True
-
-
-def _digest(path: Path) -> str:
-    """16 hexadecimal digits of a file's bytes; "" if it cannot be read."""
-    try:
-        return sha256(path.read_bytes()).hexdigest()[:16]
-    except OSError:
-        return ""

@@ -222,6 +222,11 @@ class DataUsed:
         ]
         return overwritten + changed
 
+    @property
+    def lacks_train(self) -> bool:
+        """Whether it has validation images alone."""
+        return [*self.images] == ["val"]
+
     def joined(self, other: "DataUsed") -> "DataUsed":
         """The same images with what `other`, of another protocol, reads as well."""
         return replace(self, contents={**other.contents, **self.contents}, reads={**other.reads, **self.reads})
@@ -257,8 +262,6 @@ class Result:
     compiled: bool = False  # torch.compile computed the transformer blocks (`--compile`; dense tasks never)
     processes: int = 1  # number of processes (torchrun)
     seconds: float = 0.0  # wall time of the task
-    planned_seconds: float | None = None  # only in older results: the forecast of `bench plan`
-    plan_ratio: float | None = None  # only in older results: `seconds` divided by `planned_seconds`
     # what this run spent: `forwards` (images through the backbone) in `extraction_seconds`
     cost: Mapping[str, float] = field(default_factory=dict)
     images_per_second: float | None = None  # `forwards` per second; null when all features were on disk

@@ -208,14 +208,14 @@ def plan_jobs(
         tasks = ", ".join(dict.fromkeys(chosen.name.partition("@")[0] for chosen in lacking_data))
         lines.append(f"{len(lacking_data)} protocols are left out, as no --data is for them: {tasks}")
     refused_by_set = refused_sets(data, protocols, space)
-    for name, refused in refused_by_set.items():
-        lacks_train = any(images.name == name and [*images.images] == ["val"] for images in data)
-        problem = "no training images" if lacks_train else "several labels per image"
-        lines.append(f"{name} has {problem}, so these are left out on it: {', '.join(refused)}")
     for images in data:
+        if refused := refused_by_set.get(images.name):
+            problem = "no training images" if images.lacks_train else "several labels per image"
+            lines.append(f"{images.name} has {problem}, so these are left out on it: {', '.join(refused)}")
         if not any(fits(chosen, images) for chosen in protocols):
             readers = dict.fromkeys(c.family for c in catalogue().protocols.values() if fits(c, images))
-            lines.append(f"--data {images.name} is read by no chosen protocol, but by those of {', '.join(readers)}")
+            others = f", but by those of {', '.join(readers)}" if readers else ""
+            lines.append(f"--data {images.name} is read by no chosen protocol{others}")
     protocols = [chosen for chosen in protocols if chosen not in lacking_data]
     pairs = [
         (chosen, *with_reads(images, chosen, space)) for chosen in protocols for images in data if fits(chosen, images)
@@ -292,16 +292,16 @@ def refused_sets(
     for images in data:
         candidates = [chosen for chosen in selected if fits(chosen, images)]
         image_set = space.opened.known(images.url, "val")
-        lacks_train = [*images.images] == ["val"]
         refused = [
             chosen.name
             for chosen in candidates
-            if (lacks_train and chosen.task.NEEDS_TRAIN) or (image_set is not None and not chosen.task.takes(image_set))
+            if (images.lacks_train and chosen.task.NEEDS_TRAIN)
+            or (image_set is not None and not chosen.task.takes(image_set))
         ]
         if refused and len(refused) == len(candidates):
             reason = "its images have several labels, which none of the chosen protocols can evaluate"
             reason = f"{reason}; add logreg@dinov2 to --suite"
-            if lacks_train:
+            if images.lacks_train:
                 reason = f"it has no training images, which {refused[0]} needs; add them, or leave the set out"
             raise ValueError(f"--data {images.name}={images.url}: {reason}")
         refused_by_set |= {images.name: refused} if refused else {}

@@ -145,11 +145,6 @@ class SceneSet:
         files = self.listing.files
         return contents_digest(self.file_stats[:, 1:], lambda index: read_head(self.root / files[index]))
 
-    @property
-    def modified(self) -> int:
-        """Modification time of the newest file in ns since 1970."""
-        return int(self.file_stats[:, 1].max(initial=0))
-
     @cached_property
     def unusable(self) -> dict[int, str]:
         """Indices of the scenes that cannot be used -> the reason, for runs with --skip-bad.

@@ -50,7 +50,6 @@ class DatasetImages:
 
     changed: ClassVar[None] = None
     contents: ClassVar[str] = ""  # the fingerprint covers the pixels
-    modified: ClassVar[int] = 0
 
     def facts(self) -> tuple[bytes, ...]:
         return (self.digests.tobytes(),)

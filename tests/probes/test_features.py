@@ -18,7 +18,6 @@ from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
-from engine.files import digest
 from imagesets.decoding import UnreadableImage
 from imagesets.selection import evenly_spaced
 from imagesets.sets import contents_differ, open_set
@@ -306,20 +305,6 @@ def test_a_copy_of_the_image_set_reuses_its_features(export, bitmaps, tmp_path, 
     copy = open_val(tmp_path / "copy")
     assert not contents_differ(open_val(bitmaps).contents, copy.contents)
     assert first.forwards == 20 and extract(export, copy, [CLS], space).forwards == 0
-
-
-def test_features_of_an_earlier_version_are_reused_until_an_image_changes(export, bitmaps, tmp_path, monkeypatch):
-    space = workspace(tmp_path / "out", "", batch_size=2)
-    with monkeypatch.context() as patch:
-        patch.setattr("probes.features.extract.cache_folder", lambda parent, key, sets: parent / digest(key)[:32])
-        assert extract(export, open_val(bitmaps), [CLS], space).forwards == 20
-    for path in tmp_path.rglob("changed.npy"):
-        path.unlink()
-    assert extract(export, open_val(bitmaps), [CLS], space).forwards == 0
-    path = bitmaps / "val/class0/00.bmp"
-    overwrite(path)
-    os.utime(path)
-    assert extract(export, open_val(bitmaps), [CLS], space).forwards == 20
 
 
 def test_reread_reads_the_images_once_more(export, bitmaps, tmp_path):
