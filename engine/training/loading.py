@@ -1,7 +1,6 @@
 """Reading items ahead in loader processes: images, batches of images, and pieces of batches."""
 
 import multiprocessing
-import os
 import signal
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -79,12 +78,15 @@ def sharing_memory() -> Iterator[None]:
     except RuntimeError as error:
         if "shared memory" not in str(error) and "/torch_" not in str(error):
             raise
-        size = os.statvfs(SHARED_MEMORY)
-        free = size.f_bavail * size.f_frsize >> 20
-        raise ValueError(
-            f"{SHARED_MEMORY} has no room for the images of a loader process ({free} MiB free): enlarge it (docker run "
-            "--shm-size 8g, mount -o remount,size=8G), or run with --workers 0"
-        ) from error
+        full = "unable to allocate" in str(error)  # torch shows an old errno for this, as "Success (0)"
+        raise _no_sharing("no room is left" if full else str(error).rpartition(">: ")[2]) from error
+
+
+def _no_sharing(reason: str) -> ValueError:
+    return ValueError(
+        f"loader processes cannot share images in {SHARED_MEMORY} ({reason}): mount or enlarge it (docker run "
+        "--shm-size 8g, mount -t tmpfs -o size=8G tmpfs /dev/shm), or run with --workers 0"
+    )
 
 
 def ignore_signals(worker: int) -> None:
@@ -103,13 +105,19 @@ def loaded_by(loader: Iterable[Any]) -> Generator[Any]:
 
     torch ends them only when nothing refers to its iterator any more. After an error the traceback refers to it, so
     they would live until this process ends, which would wait EXIT_GRACE seconds for each.
+
+    ValueError if shared memory is missing, read-only or full.
     """
     before = {*multiprocessing.active_children()}
     try:
+        if getattr(loader, "num_workers", 0):
+            multiprocessing.Lock()  # if this fails, torch's iterator would too, with a traceback of its own
         batches: Any = iter(loader)
-    except RuntimeError:  # a loader was killed while others were being started
+    except (RuntimeError, OSError) as error:  # a loader was killed while others were being started, or none can start
         for process in {*multiprocessing.active_children()} - before:
             process.kill()
+        if isinstance(error, OSError):
+            raise _no_sharing(error.strerror or str(error)) from error
         raise
     try:
         yield from batches

@@ -1,5 +1,6 @@
 """Signals during a training: a stop is requested, loader processes ignore them and end together."""
 
+import errno
 import multiprocessing
 import os
 import pickle
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bench.cli.output import in_one_line
 from engine.training.interruptions import SIGNALS, Stopped, StopRequest, listening
-from engine.training.loading import ignore_signals, loaded_by
+from engine.training.loading import SHARED_MEMORY, ignore_signals, loaded_by
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -76,6 +77,19 @@ def test_loader_processes_end_when_one_is_killed():
         errors.append(error)
     assert errors and not multiprocessing.active_children()
     assert "fewer --workers" in in_one_line(errors[0])
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EROFS, errno.ENOSPC])
+def test_shared_memory_without_locks_is_an_error_that_names_the_option(monkeypatch, number):
+    """/dev/shm that is missing, read-only or full. torch's iterator is not begun: it would print a traceback."""
+
+    def fail():
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(multiprocessing, "Lock", fail)
+    with pytest.raises(ValueError, match=rf"{SHARED_MEMORY} \({os.strerror(number)}\).*--workers 0"):
+        list(loaded_by(DataLoader(KillingDataset(), batch_size=None, num_workers=2)))
+    assert list(loaded_by(DataLoader(range(3), batch_size=None))) == [0, 1, 2]
 
 
 def test_the_stop_message_survives_pickling_and_says_how_to_resume(tmp_path):
