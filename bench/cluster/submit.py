@@ -13,7 +13,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import fields, replace
 from io import StringIO
 from pathlib import Path
@@ -285,14 +285,22 @@ def launch_pretraining(options: PretrainOptions) -> int:
 def launch(options: EvaluationOptions | PretrainOptions, tasks_of: Callable[[], list[TaskRecord]]) -> int:
     """Submit the tasks to SLURM, or run them on this machine; the exit code."""
     check_writable(options.out)
-    with locked(options.out / FOLDER / "lock", "it submits jobs"):
-        tasks = tasks_of()
-        if not tasks:
-            say("nothing is left to submit")
-            return 0
-        if options.cluster == "slurm":
-            return submit_to_slurm(options.out, tasks, options)
-    return run_locally(options.out, tasks, options)
+    with ExitStack() as queue:
+        with locked(options.out / FOLDER / "lock", "it submits jobs"):
+            tasks = tasks_of()
+            if not tasks:
+                say("nothing is left to submit")
+                return 0
+            if options.cluster == "slurm":
+                return submit_to_slurm(options.out, tasks, options)
+            require("submitit")
+            with _submission_folder(options.out) as folder:
+                write_submission(
+                    folder, Submission(cluster="local", date=now(), at_once=options.jobs, tasks=tuple(tasks))
+                )
+            # From here on the tasks count as waiting, so that another command does not submit them too.
+            queue.enter_context(locked(lock_of(folder), "it starts these jobs"))
+        return run_locally(options.out, folder, tasks, options)
 
 
 def submitted(out: Path) -> set[str]:
@@ -335,15 +343,11 @@ def submit_to_slurm(out: Path, tasks: Sequence[TaskRecord], options: ClusterOpti
     return 0
 
 
-def run_locally(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> int:
-    """Run the tasks on this machine; the exit code of all together."""
-    require("submitit")
+def run_locally(out: Path, folder: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> int:
+    """Run the tasks of a submission on this machine; the exit code of all together."""
     follow = f"to follow them elsewhere: {status_command(out)}"
     say(f"{counted(len(tasks), 'job')}, {options.jobs} at once; Ctrl-C stops them; {follow}")
-    with _submission_folder(out) as folder:
-        write_submission(folder, Submission(cluster="local", date=now(), at_once=options.jobs, tasks=tuple(tasks)))
-    with locked(lock_of(folder), "it starts these jobs"):
-        codes = LocalQueue(out, folder, tasks, options).run()
+    codes = LocalQueue(out, folder, tasks, options).run()
     failed, stopped = sum(code not in (0, STOPPED) for code in codes), codes.count(STOPPED)
     say(f"{len(tasks) - failed - stopped} done, {stopped} stopped, {failed} failed; {GO_ON}")
     if (out / "results").is_dir():  # these were evaluations

@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, TypeVar
@@ -36,6 +36,7 @@ from engine.files import locked, read_json, write_atomic
 from engine.printing import say
 from engine.training.interruptions import STOPPED
 
+NAME = "%Y%m%d-%H%M%S-%f"  # of a submission's folder; the order of names is the order of submissions
 FOLDER = "cluster"  # subfolder of a folder of results or of a pretraining
 Stage = Literal["running", "queued again", "stopped", "ended"]
 Record = TypeVar("Record")
@@ -95,9 +96,14 @@ def seconds_since(date: str, until: str = "") -> float:
 
 
 def new_folder(out: Path) -> Path:
-    """Create a folder for a submission, named by the current time."""
+    """Create a folder for a submission, named by the current time, or after the newest if the clock was set back."""
     while True:
-        folder = out / FOLDER / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
+        time_of_name = datetime.now(UTC)
+        for path in (out / FOLDER).glob("*/"):
+            with suppress(ValueError):  # another folder
+                newest = datetime.strptime(path.name, NAME).replace(tzinfo=UTC)
+                time_of_name = max(time_of_name, newest + timedelta(microseconds=1))
+        folder = out / FOLDER / time_of_name.strftime(NAME)
         try:
             folder.mkdir(parents=True)
         except FileExistsError:

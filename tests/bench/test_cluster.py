@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +15,9 @@ from elsewhere import program
 
 from bench.cli.main import parsed
 from bench.cli.options import YEAR, cluster_of, minutes_of
+from bench.cluster import submit as submit_module
 from bench.cluster.status import KILLED, Durations, TaskRow, rows_of, total_remaining
-from bench.cluster.submit import argv_of, words_of_run
+from bench.cluster.submit import LocalQueue, argv_of, submitted, words_of_run
 from bench.cluster.task import (
     AttemptState,
     Submission,
@@ -31,6 +32,7 @@ from bench.cluster.task import (
 from bench.commands.run import Options
 from bench.results.record import read_result
 from bench.run.prepare import prepare
+from engine.files import locked
 
 
 @pytest.fixture
@@ -270,6 +272,33 @@ def test_a_clock_that_was_set_back_makes_no_negative_duration(tmp_path):
     begun, ended = "2026-01-02T00:00:00+00:00", "2026-01-01T00:00:00+00:00"
     write_attempt(folder, 0, AttemptState(stage="ended", code=0, begun=begun, ended=ended))
     assert rows_of(tmp_path)[0].seconds == 0
+
+
+def test_a_job_that_was_submitted_after_the_clock_was_set_back_counts_as_submitted(tmp_path):
+    failed = save_submission(tmp_path, "local", 1)
+    write_attempt(failed, 0, AttemptState(stage="ended", code=1))
+    failed.rename(failed.with_name("29990101-000000-000000"))  # the clock was ahead
+    newest = save_submission(tmp_path, "local", 1)
+    with open(lock_of(newest), "w") as queue:
+        fcntl.flock(queue, fcntl.LOCK_EX)
+        assert submitted(tmp_path) == set(task(0).results)
+
+
+def test_local_jobs_count_as_submitted_when_the_next_command_may_submit(bench, toys, exports, tmp_path, monkeypatch):
+    seen = []
+
+    @contextmanager
+    def noting(path, work):
+        with locked(path, work):
+            yield
+            if path.name == "lock":
+                seen.append(submitted(tmp_path / "out"))
+
+    monkeypatch.setattr(submit_module, "locked", noting)
+    monkeypatch.setattr(LocalQueue, "run", lambda queue: [0])
+    words = ("--checkpoint", exports[0], "--suite", "toy@one", "--data", "tiny=tiny:", "--out", tmp_path / "out")
+    assert bench("run", *words, "--cluster", "local")[0] == 0
+    assert len(seen) == 1 and len(seen[0]) == 1
 
 
 @pytest.mark.parametrize("begun", ["soon", "2020-01-01T00:00:00"])
