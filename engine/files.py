@@ -235,7 +235,7 @@ def read_regular(path: Path | str, most: int = MAX_JSON) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise ValueError(f"{size:,} bytes, more than the limit of {most:,}")
-        return file.read(most)
+        return file.read(size)  # read(most) would first reserve memory for `most` bytes
 
 
 def read_text(path: Path | str, most: int = MAX_TEXT) -> str:
