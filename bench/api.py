@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
-    from bench.leaderboards.tables import Leaderboard
+    from bench.reports.tables import Leaderboard
     from bench.results.record import Result, Results
     from bench.statistics.compare import Comparisons
     from checkpoints.export import ViTExport
@@ -108,7 +108,7 @@ def reference_to(checkpoint: "FrozenExport | str | Path", out: Path) -> str:
     """
     if isinstance(checkpoint, str | Path):
         return str(checkpoint)
-    from bench.run.checkpoints import checked_name, save_export
+    from bench.checkpoints import checked_name, save_export
     from checkpoints.export import ViTExport
 
     if not isinstance(checkpoint, ViTExport):
@@ -128,8 +128,8 @@ def source_pool(spec: "FrozenSpec") -> Literal["cls", "avg"]:
 
 def with_name(data: str) -> str:
     """`NAME=URL` unchanged; a URL without a name gets the last part of its path, or its scheme, as its name."""
+    from bench.checkpoints import SAFE_NAME
     from bench.cli.names import name_from
-    from bench.run.checkpoints import SAFE_NAME
 
     name, equals, _ = data.partition("=")
     return data if equals and SAFE_NAME.fullmatch(name) else f"{name_from(data)}={data}"
@@ -195,7 +195,7 @@ def load(
     """
     check(statistics=statistics)
     with commands():
-        from bench.run.checkpoints import default_name, load_export
+        from bench.checkpoints import default_name, load_export
         from checkpoints.export import ViTExport
         from checkpoints.frozen import SCHEME
         from checkpoints.import_options import ImportOptions
@@ -442,8 +442,8 @@ def leaderboard(out: str | Path = OUT, *, published: bool = False, formats: Sequ
     `bench leaderboard --format`: "latex", "html", "parquet". ValueError for a folder without results.
     """
     with commands():
-        from bench.leaderboards.files import FORMATS, write_leaderboard
-        from bench.reporting.page import overview_frame
+        from bench.reports.files import FORMATS, write_leaderboard
+        from bench.reports.page import overview_frame
         from bench.results.record import check_folder
         from engine.printing import did_you_mean
 
@@ -461,7 +461,7 @@ def report(
     ValueError for a folder without results.
     """
     with commands():
-        from bench.reporting.page import report_page
+        from bench.reports.page import report_page
         from bench.results.record import check_folder
         from engine.files import write_atomic
 
@@ -498,7 +498,7 @@ def curves(
         >>> figures["pretraining"].savefig("pretraining.pdf")  # doctest: +SKIP
     """
     with commands():
-        from bench.reporting.figures import paper_figures
+        from bench.reports.figures import paper_figures
 
         return paper_figures("curves", Path(out) if out else None, [str(run) for run in runs], along, width)
 
@@ -517,7 +517,7 @@ def scatter(out: str | Path = OUT, *, width: float = 6.75) -> "dict[str, Figure]
         ValueError: There is nothing to draw.
     """
     with commands():
-        from bench.reporting.figures import paper_figures
+        from bench.reports.figures import paper_figures
 
         return paper_figures("scatter", Path(out), width=width)
 
@@ -602,9 +602,9 @@ def pretrain(
     check(freeze_first_epochs=freeze_first_epochs, shuffle_window=shuffle_window)
     check(export_every=export_every, knn_every=knn_every, health_every=health_every)
     with commands():
+        from bench.checkpoints import load_export
         from bench.cli.options import PretrainOptions
         from bench.pretraining.run import run_pretraining
-        from bench.run.checkpoints import load_export
         from engine.training.interruptions import STOPPED, Stopped
 
         training = PretrainOptions(
@@ -658,8 +658,8 @@ def visualize(
     check(kind=kind, settings=settings, limit=limit, seed=seed)
     with commands():
         from bench.cli.names import chosen_device
-        from bench.reporting.panels import Format
-        from bench.reporting.visualize import PictureRequest, chosen_kind, draw_pictures
+        from bench.reports.panels import Format
+        from bench.reports.visualize import PictureRequest, chosen_kind, draw_pictures
         from engine.optional import require
 
         require("matplotlib")

@@ -11,7 +11,7 @@ import torch
 from bench.cli.options import EvaluationOptions
 from bench.pretraining.recipes import choose_recipe
 from bench.pretraining.run import make_trainer
-from bench.reporting.page import report_page
+from bench.reports.page import report_page
 from bench.run.runner import run_jobs
 from bench.statistics.compare import compare, conclusion
 from bench.statistics.paired import holm

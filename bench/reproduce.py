@@ -16,7 +16,6 @@ from typing import Literal
 from bench.cli.names import absent_file, absent_images
 from bench.cli.output import table as text_table
 from bench.cli.settings import named_values
-from bench.leaderboards.tables import leaderboard_of
 from bench.pretraining.recipes import changed_recipe
 from bench.published.values import (
     LOG,
@@ -28,6 +27,7 @@ from bench.published.values import (
     set_name,
     values_of,
 )
+from bench.reports.tables import leaderboard_of
 from bench.results.record import Result, interval_decimals, suffix
 from bench.results.store import StoredResult
 from bench.run.prepare import named_urls

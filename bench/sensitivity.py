@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from bench.checkpoints import LoadedCheckpoint, load_checkpoint, load_export, save_export
 from bench.cli.names import with_names
 from bench.cli.options import EvaluationOptions
 from bench.results.record import MetricRecord, Result, images_seen, number_text, read_result, short
 from bench.results.store import StoredResult
-from bench.run.checkpoints import LoadedCheckpoint, load_checkpoint, load_export, save_export
 from bench.run.prepare import workspace_of
 from bench.run.runner import run_jobs
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
@@ -38,6 +38,9 @@ from checkpoints.spec import PositionRule
 from engine.printing import in_csv, markdown_table
 from engine.settings import NonNegativeInt, from_text
 from engine.tasks import settings_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Settings of a run -> their types.
 RUN_SETTINGS = {"precision": Literal["float32", "bfloat16"], "decode": Literal["exact", "fast"], "seed": NonNegativeInt}
@@ -402,3 +405,33 @@ def paired_test(after: Score, before: Score, result: Result) -> PairedTest:
 def difference_text(test: PairedTest) -> str:
     """The difference with its 95 % interval: `+1.25 [0.4, 2.1]`."""
     return f"{test.difference:+.2f} {interval_text(test.low, test.high)}"
+
+
+def sensitivity_figure(title: str, effects: Sequence[Effect]) -> "Figure":
+    """A row for each variation: the changes of all networks, and their mean with its interval.
+
+    title: of `sensitivity`; its part before the colon is shown.
+    """
+    from matplotlib.figure import Figure
+
+    from bench.reports.drawing import INK, styles_of
+
+    styles = styles_of(sorted({name for effect in effects for name in effect.tests}))
+    figure = Figure(figsize=(8, 0.32 * len(effects) + 1.6), layout="constrained", dpi=72)
+    axes = figure.add_subplot()
+    for y, effect in enumerate(effects):
+        axes.plot(
+            [effect.mean.low, effect.mean.high], [y, y], color=INK, linewidth=5, alpha=0.25, solid_capstyle="butt"
+        )
+        axes.plot(effect.mean.difference, y, "|", color=INK, markersize=12)
+    for name, style in styles.items():
+        points = [(effect.tests[name].difference, y) for y, effect in enumerate(effects) if name in effect.tests]
+        axes.plot(*zip(*points, strict=True), **{**style, "linestyle": ""}, markersize=5, alpha=0.8, label=name)
+    axes.axvline(0, color=INK, linewidth=0.8)
+    axes.set_yticks(range(len(effects)), [effect.label for effect in effects], fontsize=8, parse_math=False)
+    axes.invert_yaxis()
+    axes.set_xlabel("change, points of a percentage or the metric's unit", fontsize=8)
+    axes.set_title(title.partition(":")[0], fontsize=9, parse_math=False)
+    axes.grid(axis="x", alpha=0.2)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    return figure

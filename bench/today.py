@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.checkpoints import LoadedCheckpoint, describe
 from bench.cli.names import absent_file
 from bench.cli.output import in_one_line
 from bench.published.values import SETS, PublishedValue, published_values
@@ -19,7 +20,6 @@ from bench.reproduce import Measurement, Setup, measurement, protocol_of, run_co
 from bench.results.record import DataUsed, MetricRecord, interval_decimals, suffix
 from bench.results.store import StoredResult
 from bench.run.calibration import Machine
-from bench.run.checkpoints import LoadedCheckpoint, describe
 from bench.run.forecast import Forecast, count_jobs, duration, size
 from bench.run.prepare import open_data, plan_jobs
 from bench.run.suites import ChosenProtocol, catalogue, choose_protocols

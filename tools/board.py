@@ -224,8 +224,8 @@ class Board:
 
     def write_record(self, folder: Path) -> None:
         """Write the record of all finished trainings and evaluations, and its two companion files."""
-        from bench.sharing.card import Publication
-        from bench.sharing.record import write_record
+        from bench.record import write_record
+        from bench.reports.card import Publication
 
         write_record(self.out, folder, Publication())
         searches = {path.stem: json.loads(path.read_text()) for path in self.out.glob("search/*.json")}

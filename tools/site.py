@@ -25,14 +25,14 @@ from mkdocs.structure.pages import Page
 
 from bench.cli.index import choices_of
 from bench.cli.settings import meanings, setting_text
-from bench.leaderboards.tables import Leaderboard, cell_text, leaderboard_of
 from bench.pretraining.recipes import recipe_summary
 from bench.published.values import LOG, published_values
-from bench.reporting.drawing import svg_of
-from bench.reporting.figures import training_figure
-from bench.reporting.site import merged_results, training_log, write_site
+from bench.record import bibtex_entries, cited
+from bench.reports.drawing import svg_of
+from bench.reports.figures import training_figure
+from bench.reports.tables import Leaderboard, cell_text, leaderboard_of
 from bench.results.record import CheckpointUsed
-from bench.sharing.record import bibtex_entries, cited
+from bench.site import merged_results, training_log, write_site
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY
 from engine.extensions import load_extensions

@@ -19,6 +19,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from bench.checkpoints import LoadedCheckpoint
 from bench.cli.names import check_writable
 from bench.cli.options import ClusterOptions, EvaluationOptions, PretrainOptions, flags_of, is_positional
 from bench.cluster.status import GO_ON, WAITING_OR_RUNNING, ended_state, good_results, rows_of
@@ -37,7 +38,6 @@ from bench.cluster.task import (
     write_submission,
 )
 from bench.pretraining.run import check_request
-from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.forecast import expectations
 from bench.run.prepare import Job, prepare, without_problems
 from checkpoints.frozen import FrozenExport

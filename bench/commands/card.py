@@ -31,8 +31,8 @@ class Options(PublicationOptions):
 
 def run(options: Options) -> int:
     """0: the card is written."""
+    from bench.reports.card import publication_from, results_on, shared_groups, subject_of, write_card
     from bench.results.record import check_folder
-    from bench.sharing.card import publication_from, results_on, shared_groups, subject_of, write_card
     from engine.printing import say
 
     subject = subject_of(options.checkpoint)

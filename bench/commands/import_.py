@@ -30,9 +30,9 @@ class Options(ImportOptions, CommandOptions):
 def run(options: Options) -> int:
     """0: the export is written and, read back, reproduces its fingerprint."""
     check_reference(options.source)  # before torch is imported
+    from bench.checkpoints import checked_name
     from bench.cli.names import check_new_export
     from bench.commands.inspect import export_lines
-    from bench.run.checkpoints import checked_name
     from checkpoints.export import ViTExport
     from checkpoints.resolve import load
     from engine.printing import say

@@ -28,7 +28,7 @@ class Options(ImportOptions, CommandOptions):
 def run(options: Options) -> int:
     """Always 0: whether the recorded activations are reproduced is printed, not judged."""
     check_reference(options.checkpoint)  # before torch is imported
-    from bench.run.checkpoints import load_export
+    from bench.checkpoints import load_export
     from engine.printing import say
 
     _, export = load_export(options.checkpoint, options_from(options, ImportOptions))

@@ -32,8 +32,8 @@ class Options(CommandOptions):
 
 def run(options: Options) -> int:
     """0, even if a result file is damaged: it is reported, and the board is made of the others."""
-    from bench.leaderboards.files import write_leaderboard
-    from bench.leaderboards.tables import read_leaderboard, to_terminal
+    from bench.reports.files import write_leaderboard
+    from bench.reports.tables import read_leaderboard, to_terminal
     from bench.results.record import check_folder
     from engine.printing import say
 

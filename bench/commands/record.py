@@ -40,9 +40,9 @@ class Options(PublicationOptions):
 
 def run(options: Options) -> int:
     """0: written, or everything agrees; 1: a check found a difference."""
+    from bench.record import check_record, comparison_scope, signer, write_record
+    from bench.reports.card import publication_from
     from bench.results.record import check_folder
-    from bench.sharing.card import publication_from
-    from bench.sharing.record import check_record, comparison_scope, signer, write_record
     from engine.printing import counted, say
 
     if options.out:

@@ -21,7 +21,7 @@ def run(options: Options) -> int:
     from bench.results.record import check_folder
 
     check_folder(options.out)
-    from bench.reporting.page import report_page
+    from bench.reports.page import report_page
     from engine.files import write_atomic
     from engine.optional import require
     from engine.printing import say

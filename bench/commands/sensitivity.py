@@ -44,9 +44,8 @@ def run(options: Options) -> int:
         raise ValueError(f"--data: give one image set, not {len(options.data)}")
     check_names(options.checkpoint, options.protocol, options.data)
     from bench.cli.output import table
-    from bench.reporting.drawing import encoded_figure
-    from bench.reporting.figures import sensitivity_figure
-    from bench.sensitivity import sensitivity, table_rows, to_csv, to_markdown
+    from bench.reports.drawing import encoded_figure
+    from bench.sensitivity import sensitivity, sensitivity_figure, table_rows, to_csv, to_markdown
     from engine.files import write_atomic
     from engine.printing import say
 

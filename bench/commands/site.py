@@ -24,7 +24,7 @@ class Options(CommandOptions):
 
 def run(options: Options) -> int:
     """0: the site is written."""
-    from bench.reporting.site import write_site
+    from bench.site import write_site
     from engine.optional import require
     from engine.printing import say
 

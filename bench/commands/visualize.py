@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.cli.options import CommandOptions, Positional
-from bench.reporting.kinds import KINDS
+from bench.reports.kinds import KINDS
 from engine.extensions import one_line
 from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -75,7 +75,7 @@ def run(options: Options) -> int:
 def _draw_images(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
     """Draw what checkpoints see in images, in every format; yields the path of each file once it is written."""
     from bench.cli.names import check_writable, chosen_device
-    from bench.reporting.visualize import PictureRequest, chosen_kind, draw_pictures
+    from bench.reports.visualize import PictureRequest, chosen_kind, draw_pictures
 
     animated = sorted(ANIMATED & set(formats))
     if animated and len(formats) > 1:
@@ -103,8 +103,8 @@ def _draw_images(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
 def _draw_figures(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
     """Draw curves or scatter plots in every format; yields the path of each file once it is written."""
     from bench.cli.names import check_writable
-    from bench.reporting.drawing import encoded_figure
-    from bench.reporting.figures import paper_figures
+    from bench.reports.drawing import encoded_figure
+    from bench.reports.figures import paper_figures
     from bench.results.record import check_folder
     from engine.files import write_atomic
 

@@ -17,6 +17,7 @@ from shlex import quote
 from types import FrameType
 from typing import Any
 
+from bench.checkpoints import LoadedCheckpoint
 from bench.cli.names import ready_device
 from bench.cli.options import EvaluationOptions
 from bench.cli.output import in_one_line, table
@@ -24,7 +25,6 @@ from bench.cli.settings import setting_text
 from bench.published.values import SETS
 from bench.results.record import DataUsed
 from bench.run.calibration import DECODING, Calibration, Machine, pass_seconds, scratch
-from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.prepare import Job, Preparation, checkpoint_title, group_of, prepare
 from bench.run.suites import ChosenProtocol
 from checkpoints.frozen import FrozenExport

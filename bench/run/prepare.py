@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.checkpoints import LoadedCheckpoint, checked_name, load_checkpoint
 from bench.cli.names import check_writable, chosen_device, named_url, with_names
 from bench.cli.options import EvaluationOptions
 from bench.cli.output import in_one_line
@@ -21,7 +22,6 @@ from bench.results.record import (
     short,
 )
 from bench.results.store import read_results
-from bench.run.checkpoints import LoadedCheckpoint, checked_name, load_checkpoint
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from checkpoints.import_options import ImportOptions

@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from bench.checkpoints import LoadedCheckpoint
 from bench.cli.names import ready_device
 from bench.cli.options import EvaluationOptions
 from bench.cli.output import in_one_line, traceback_of
-from bench.leaderboards.files import write_leaderboard
-from bench.leaderboards.tables import to_terminal
 from bench.published.values import against_published
+from bench.reports.files import write_leaderboard
+from bench.reports.tables import to_terminal
 from bench.results.record import MetricRecord, Result, failure_path, images_seen, number_text, record
-from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.prepare import (
     Job,
     Preparation,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from made_results import made_leaderboard, made_result
 
-from bench.reporting.contents import contents
+from bench.reports.contents import contents
 from bench.results.record import CheckpointUsed, MetricRecord, Result
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from made_results import made_metrics, made_result, save_result
 
-from bench.leaderboards import files
-from bench.leaderboards.files import to_csv, to_markdown, write_leaderboard
-from bench.leaderboards.tables import leaderboard_of, text_table, to_terminal
+from bench.reports import files
+from bench.reports.files import to_csv, to_markdown, write_leaderboard
+from bench.reports.tables import leaderboard_of, text_table, to_terminal
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, TrainingCost
 
 A = CheckpointUsed(name="alpha", digest="a" * 64, method="dino", architecture="vit_small", parameters=21665664)

@@ -6,11 +6,11 @@ from dataclasses import replace
 import yaml
 from made_results import made_checkpoint, made_metrics, made_result
 
-from bench.leaderboards.files import in_latex
+from bench.record import TABLE, bibtex_entries, cited, paper_files
+from bench.reports.card import Publication
+from bench.reports.files import in_latex
 from bench.results.record import DataUsed, ProtocolUsed
 from bench.run.suites import catalogue
-from bench.sharing.card import Publication
-from bench.sharing.record import TABLE, bibtex_entries, cited, paper_files
 from engine.extensions import source_files
 
 OURS = {
@@ -43,7 +43,7 @@ def results_of_three():
 
 
 def test_every_protocol_method_and_importer_has_a_bibtex_entry():
-    """If this fails, add the paper to bench/sharing/references.bib, with the name as a keyword."""
+    """If this fails, add the paper to bench/references.bib, with the name as a keyword."""
     missing = []
     for name, chosen in catalogue().protocols.items():
         source = name.partition("@")[2].split("_")[0]

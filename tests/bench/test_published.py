@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from made_results import made_leaderboard, made_metrics, made_result
 
-from bench.leaderboards.files import write_leaderboard
-from bench.leaderboards.tables import to_terminal, with_published
 from bench.published import values
 from bench.published.values import (
     LOG,
@@ -20,6 +18,8 @@ from bench.published.values import (
     tolerance_of,
     values_of,
 )
+from bench.reports.files import write_leaderboard
+from bench.reports.tables import to_terminal, with_published
 from bench.reproduce import protocol_of, statuses, trained_by, untrained
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result, result_path, write_result
 from bench.run.runner import branch_of

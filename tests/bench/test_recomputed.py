@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from made_results import made_checkpoint, made_result, save_result
 
+from bench.recomputed import differences
 from bench.results.record import DataUsed, ProtocolUsed, Result
 from bench.run.runner import arrays_of, metric_records
-from bench.sharing.recomputed import differences
 from downstream.metrics.scores import weighted_scores
 from engine.tasks import Metric, Outcome, resampled
 

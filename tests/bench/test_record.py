@@ -13,15 +13,11 @@ import numpy as np
 import pytest
 from made_results import any_board, harmless, made_checkpoint, made_result, save_result
 
+from bench import record
 from bench.__main__ import main
+from bench.checkpoints import describe
 from bench.cli.main import parsed
-from bench.results.record import DataUsed, ProtocolUsed, read_result
-from bench.run.checkpoints import describe
-from bench.run.runner import arrays_of, metric_records
-from bench.run.suites import catalogue
-from bench.sharing import record
-from bench.sharing.card import CardSubject, without_folders
-from bench.sharing.record import (
+from bench.record import (
     SIGNATURE,
     SUMS,
     check_record,
@@ -29,6 +25,10 @@ from bench.sharing.record import (
     rerun_script,
     stored_results,
 )
+from bench.reports.card import CardSubject, without_folders
+from bench.results.record import DataUsed, ProtocolUsed, read_result
+from bench.run.runner import arrays_of, metric_records
+from bench.run.suites import catalogue
 from checkpoints.export import ViTExport
 from engine.printing import printable
 from engine.tasks import Metric, Outcome, settings_of

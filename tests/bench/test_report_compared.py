@@ -15,15 +15,15 @@ from made_results import made_checkpoint, made_metrics, made_result
 from scipy.stats import permutation_test, rankdata, spearmanr, zscore
 from shown_results import Elements, report_of
 
-from bench.leaderboards.files import write_leaderboard
-from bench.leaderboards.ranks import mean_ranks, spearman
-from bench.leaderboards.tables import read_leaderboard
-from bench.reporting.contents import contents, networks_of
-from bench.reporting.page import letter_ranges, page_of
-from bench.reporting.site import merged_results, site_pages
+from bench.record import check_record, write_record
+from bench.reports.card import Publication
+from bench.reports.contents import contents, networks_of
+from bench.reports.files import write_leaderboard
+from bench.reports.page import letter_ranges, page_of
+from bench.reports.ranks import mean_ranks, spearman
+from bench.reports.tables import read_leaderboard
 from bench.results.record import ProtocolUsed
-from bench.sharing.card import Publication
-from bench.sharing.record import check_record, write_record
+from bench.site import merged_results, site_pages
 from bench.statistics.compare import compare
 from bench.statistics.intervals import LEVEL
 from bench.statistics.paired import holm

@@ -9,8 +9,8 @@ from made_results import made_checkpoint, save_result
 from PIL import Image
 from shown_results import result
 
-from bench.reporting import saved_pictures
-from bench.reporting.details import (
+from bench.reports import saved_pictures
+from bench.reports.details import (
     calibration_error,
     confusion,
     details_of,
@@ -20,10 +20,10 @@ from bench.reporting.details import (
     predictions_of,
     reliability,
 )
-from bench.reporting.drawing import svg_of
-from bench.reporting.figures import calibration_figure, lines_figure
-from bench.reporting.page import report_page
-from bench.reporting.panels import Panel, PanelRow, Picture, encoded
+from bench.reports.drawing import svg_of
+from bench.reports.figures import calibration_figure, lines_figure
+from bench.reports.page import report_page
+from bench.reports.panels import Panel, PanelRow, Picture, encoded
 from bench.results.record import DataUsed
 from bench.results.store import comparable_results
 from imagesets.sets import open_set

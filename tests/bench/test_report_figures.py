@@ -10,8 +10,8 @@ from PIL import Image
 from scipy.special import expit, logit
 from shown_results import report_of, result
 
-from bench.reporting.drawing import INK, svg_of
-from bench.reporting.figures import (
+from bench.reports.drawing import INK, svg_of
+from bench.reports.figures import (
     board_styles,
     figure_styles,
     pareto,
@@ -22,8 +22,8 @@ from bench.reporting.figures import (
     sweep_figures,
     training_figure,
 )
-from bench.reporting.sentences import verdict
-from bench.reporting.training_logs import read_log
+from bench.reports.sentences import verdict
+from bench.reports.training_logs import read_log
 from bench.results.record import MetricRecord, ProtocolUsed, TrainingCost
 
 LOG = [{"epoch": 0.0, "loss": 2.0}, {"epoch": 1.0, "loss": 1.0}]

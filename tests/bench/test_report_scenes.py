@@ -10,9 +10,9 @@ import torch
 from made_results import made_checkpoint, save_result
 from shown_results import result
 
-from bench.reporting.page import report_page
-from bench.reporting.scenes import FAR_APART, class_colours, labelled_objects, scene_details
-from bench.reporting.visualize import chosen_kind
+from bench.reports.page import report_page
+from bench.reports.scenes import FAR_APART, class_colours, labelled_objects, scene_details
+from bench.reports.visualize import chosen_kind
 from bench.results.record import DataUsed, ProtocolUsed
 from bench.results.store import StoredResult
 from downstream.data.scenes import SceneSet, open_scenes, scene_mask

@@ -16,8 +16,7 @@ from made_results import EVIL, any_board, harmless, made_checkpoint, made_metric
 from markdown_it import MarkdownIt
 from PIL import Image
 
-from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed
-from bench.sharing.card import (
+from bench.reports.card import (
     IMAGENET,
     CardSubject,
     Publication,
@@ -31,6 +30,7 @@ from bench.sharing.card import (
     subject_of,
     without_folders,
 )
+from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed
 from checkpoints.export import CARD_MARK, ViTExport
 from checkpoints.resolve import pixels
 

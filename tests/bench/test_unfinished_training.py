@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from small_trainings import digits, same, trainer
 
+from bench.checkpoints import load_checkpoint
 from bench.run import runner
-from bench.run.checkpoints import load_checkpoint
 from checkpoints.export import ViTExport
 
 NAMES = {"name": "dino-smoke", "recipe": "smoke"}

@@ -10,17 +10,17 @@ import pytest
 import torch
 from PIL import Image
 
-from bench.reporting.kinds import KINDS
-from bench.reporting.kinds.attention import Attention
-from bench.reporting.kinds.class_attention import ClassAttention
-from bench.reporting.kinds.inversion import DeepImagePrior, Level, invert, normalise, visible_tokens
-from bench.reporting.kinds.locality import PROBE, LocalityPicture, best_box, mosaic_scenes, overlap
-from bench.reporting.kinds.norms import Norms
-from bench.reporting.kinds.pca import Pca, at_border, in_lab, is_foreground, principal_components
-from bench.reporting.kinds.retrieval import Retrieval
-from bench.reporting.panels import RECORD, Box, Panel, PanelRow, Picture, encoded, frames_of
-from bench.reporting.saved_pictures import record_in
-from bench.reporting.visualize import PictureRequest, Viewer, chosen_kind, points_at
+from bench.reports.kinds import KINDS
+from bench.reports.kinds.attention import Attention
+from bench.reports.kinds.class_attention import ClassAttention
+from bench.reports.kinds.inversion import DeepImagePrior, Level, invert, normalise, visible_tokens
+from bench.reports.kinds.locality import PROBE, LocalityPicture, best_box, mosaic_scenes, overlap
+from bench.reports.kinds.norms import Norms
+from bench.reports.kinds.pca import Pca, at_border, in_lab, is_foreground, principal_components
+from bench.reports.kinds.retrieval import Retrieval
+from bench.reports.panels import RECORD, Box, Panel, PanelRow, Picture, encoded, frames_of
+from bench.reports.saved_pictures import record_in
+from bench.reports.visualize import PictureRequest, Viewer, chosen_kind, points_at
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from checkpoints.spec import Preparation, ViTSpec

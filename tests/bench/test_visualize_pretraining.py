@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from small_trainings import digits, trainer
 
-from bench.reporting.kinds.masks import Masks, encoder_inputs, input_panel, panel_rows, visible_patches
-from bench.reporting.kinds.reconstruction import TrainedRun, pixel_error, reconstructed
-from bench.reporting.visualize import PictureRequest, as_image, method_views
+from bench.reports.kinds.masks import Masks, encoder_inputs, input_panel, panel_rows, visible_patches
+from bench.reports.kinds.reconstruction import TrainedRun, pixel_error, reconstructed
+from bench.reports.visualize import PictureRequest, as_image, method_views
 from engine.extensions import load_extension, source_files
 from pretrain.loop.trainer import build
 from pretrain.method import Method

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.leaderboards.tables import leaderboard_of
-from bench.reporting.contents import contents
-from bench.reporting.page import page_of
+from bench.reports.contents import contents
+from bench.reports.page import page_of
+from bench.reports.tables import leaderboard_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
 from bench.results.store import StoredResult
 

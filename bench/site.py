@@ -12,16 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.leaderboards.tables import Leaderboard, cell_text, leaderboard_of, with_ties
-from bench.reporting.contents import ReportContents, ReportTable, competing, contents, networks_of
-from bench.reporting.drawing import svg_of
-from bench.reporting.figures import board_styles, training_figure
-from bench.reporting.page import figures_of, packed, rendered
-from bench.reporting.training_logs import TrainingLog, read_log
+from bench.record import check_record, publication_of, rerun_script
+from bench.reports.card import CardSubject, read_config
+from bench.reports.contents import ReportContents, ReportTable, competing, contents, networks_of
+from bench.reports.drawing import svg_of
+from bench.reports.figures import board_styles, training_figure
+from bench.reports.page import figures_of, packed, rendered
+from bench.reports.tables import Leaderboard, cell_text, leaderboard_of, with_ties
+from bench.reports.training_logs import TrainingLog, read_log
 from bench.results.record import CheckpointUsed, read_result, result_files
 from bench.results.store import StoredResult
-from bench.sharing.card import CardSubject, read_config
-from bench.sharing.record import check_record, publication_of, rerun_script
 from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import CARD
 from engine.files import digest, folder_atomic, read_text, write_atomic

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.reporting.panels import Block, Box, Panel, Picture, Spot, arranged
-from bench.reporting.visualize import (
+from bench.reports.panels import Block, Box, Panel, Picture, Spot, arranged
+from bench.reports.visualize import (
     NamedImage,
     PictureRequest,
     Viewer,

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bench.reporting.panels import Block, Panel, Picture, arranged
-from bench.reporting.visualize import PictureRequest, Viewer, as_image, errors_naming, image_panel
+from bench.reports.panels import Block, Panel, Picture, arranged
+from bench.reports.visualize import PictureRequest, Viewer, as_image, errors_naming, image_panel
 from checkpoints.vit import ViT
 from engine.progress import Progress
 from engine.settings import BelowOne, NonEmpty, PositiveFloat, PositiveInt, Validated

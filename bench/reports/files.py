@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from bench.leaderboards.tables import Cell, Leaderboard, cell_text, cost_rows, fact_rows, read_leaderboard, troubles
+from bench.reports.tables import Cell, Leaderboard, cell_text, cost_rows, fact_rows, read_leaderboard, troubles
 from bench.results.record import COST_UNITS, CheckpointUsed, decimals, number_text
 from bench.results.store import StoredResult, stamps
 from engine.files import write_atomic

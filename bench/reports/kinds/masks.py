@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from bench.pretraining.recipes import choose_recipe
-from bench.reporting.panels import Panel, PanelRow, Picture
-from bench.reporting.visualize import PictureRequest, as_image, image_panel, method_views
+from bench.reports.panels import Panel, PanelRow, Picture
+from bench.reports.visualize import PictureRequest, as_image, image_panel, method_views
 from checkpoints.spec import Preparation
 from checkpoints.vit import ViT
 from engine.extensions import load_extension, source_files

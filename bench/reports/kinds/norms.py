@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.reporting.panels import Block, Panel, Picture, arranged
-from bench.reporting.visualize import PictureRequest, Viewer, block_text, image_panel
+from bench.reports.panels import Block, Panel, Picture, arranged
+from bench.reports.visualize import PictureRequest, Viewer, block_text, image_panel
 from engine.settings import NonNegativeFloat, Validated
 from probes.label_free import OUTLYING
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from bench.reporting.panels import COLOUR_MAP, Box, Panel, Picture, Spot, arranged
-from bench.reporting.scenes import class_colours, tinted
-from bench.reporting.visualize import GREY, MAX_PANEL, PictureRequest, errors_naming, image_panel
+from bench.reports.panels import COLOUR_MAP, Box, Panel, Picture, Spot, arranged
+from bench.reports.scenes import class_colours, tinted
+from bench.reports.visualize import GREY, MAX_PANEL, PictureRequest, errors_naming, image_panel
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport
 from downstream.data.scenes import SceneSet, open_scenes, scene_depth, scene_image, scene_pair, serves

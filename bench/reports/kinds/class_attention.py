@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bench.reporting import visualize
-from bench.reporting.panels import Block, Picture, arranged
-from bench.reporting.visualize import NamedImage, PictureRequest, Viewer, errors_naming, image_panel, map_panel
+from bench.reports import visualize
+from bench.reports.panels import Block, Picture, arranged
+from bench.reports.visualize import NamedImage, PictureRequest, Viewer, errors_naming, image_panel, map_panel
 from engine.settings import Validated
 
 

@@ -6,11 +6,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from bench.leaderboards.tables import Leaderboard, read_leaderboard
-from bench.reporting.contents import ReportContents, read_contents
-from bench.reporting.details import details_by_table
-from bench.reporting.drawing import svg_of
-from bench.reporting.figures import (
+from bench.reports.contents import ReportContents, read_contents
+from bench.reports.details import details_by_table
+from bench.reports.drawing import svg_of
+from bench.reports.figures import (
     NOTES,
     board_styles,
     robustness_figures,
@@ -18,9 +17,10 @@ from bench.reporting.figures import (
     sweep_figures,
     training_figure,
 )
-from bench.reporting.saved_pictures import report_pictures
-from bench.reporting.sentences import common_notes, evidence, headline, verdict
-from bench.reporting.training_logs import TrainingLog, training_logs
+from bench.reports.saved_pictures import report_pictures
+from bench.reports.sentences import common_notes, evidence, headline, verdict
+from bench.reports.tables import Leaderboard, read_leaderboard
+from bench.reports.training_logs import TrainingLog, training_logs
 from bench.results.record import end_text, time_unit
 from bench.statistics.significance import LETTERS
 from engine.printing import html_template, printable

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from bench.reporting.panels import Block, Panel, Picture, arranged
-from bench.reporting.visualize import PictureRequest, Viewer, as_image, central_square, image_panel, method_views
+from bench.reports.panels import Block, Panel, Picture, arranged
+from bench.reports.visualize import PictureRequest, Viewer, as_image, central_square, image_panel, method_views
 from checkpoints.export import is_export
 from imagesets.transforms import FILTERS
 from pretrain.loop.exporting import epochs_done, identity_in, is_run, progress_after, trained_method

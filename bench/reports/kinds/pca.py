@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from bench.reporting.panels import Block, Panel, Picture, arranged
-from bench.reporting.visualize import PictureRequest, Viewer, block_text, image_panel
+from bench.reports.panels import Block, Panel, Picture, arranged
+from bench.reports.visualize import PictureRequest, Viewer, block_text, image_panel
 from engine.settings import Validated
 
 # OKLab to linear sRGB (B. Ottosson, bottosson.github.io/posts/oklab): to cone responses, cubed, then to colours.

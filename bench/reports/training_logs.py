@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.reporting.contents import ReportContents
+from bench.reports.contents import ReportContents
 from engine.files import read_json, read_json_lines
 
 TrainingLog = Sequence[Mapping[str, float]]  # lines of a log.jsonl, each with the numbers in it by key

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from bench.reporting.drawing import COLOURS, DASHES, save_figure
+from bench.reports.drawing import COLOURS, DASHES, save_figure
 from engine.printing import printable
 
 Format = Literal["png", "svg", "apng", "gif", "webp"]

@@ -1,6 +1,6 @@
 """`bench visualize`: the checkpoints and images of a picture, and what several kinds of pictures share.
 
-A file of bench/reporting/kinds/ defines a kind of picture, which `draw_pictures` draws into files.
+A file of bench/reports/kinds/ defines a kind of picture, which `draw_pictures` draws into files.
 
 In shapes, H x W are pixels, h x w the grid of patches, and D is the width of the network.
 """
@@ -21,11 +21,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from bench.checkpoints import checked_name, default_name, load_export
 from bench.cli.names import with_names
 from bench.cli.settings import changed, read_changes
-from bench.reporting.kinds import KINDS
-from bench.reporting.panels import ANIMATED, FPS, Format, Panel, Spot, animated, encoded
-from bench.run.checkpoints import checked_name, default_name, load_export
+from bench.reports.kinds import KINDS
+from bench.reports.panels import ANIMATED, FPS, Format, Panel, Spot, animated, encoded
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
@@ -50,7 +50,7 @@ def chosen_kind(name: str, changes: Sequence[str]) -> Any:
     """
     if name not in KINDS:
         raise ValueError(f"no kind of picture is called {name!r}{did_you_mean(name, list(KINDS))}")
-    module = importlib.import_module(f"bench.reporting.kinds.{KINDS[name].stem}")
+    module = importlib.import_module(f"bench.reports.kinds.{KINDS[name].stem}")
     own_values = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
     settings_class = next(value for value in own_values if hasattr(value, "pictures"))
     return changed(settings_class(), read_changes(changes, "NAME=VALUE", "layer=-2"))

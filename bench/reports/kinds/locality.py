@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from PIL import Image
 
-from bench.reporting.panels import Box, Panel, PanelRow, Picture
-from bench.reporting.visualize import PictureRequest, Viewer, central_square, errors_naming, image_panel, read_image
+from bench.reports.panels import Box, Panel, PanelRow, Picture
+from bench.reports.visualize import PictureRequest, Viewer, central_square, errors_naming, image_panel, read_image
 from engine.neighbours import unit_rows
 from engine.settings import Validated
 from imagesets.selection import evenly_spaced

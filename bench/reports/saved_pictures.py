@@ -15,8 +15,8 @@ from typing import Any, TypedDict
 import msgspec
 from PIL import Image
 
-from bench.reporting.contents import ReportContents
-from bench.reporting.panels import RECORD
+from bench.reports.contents import ReportContents
+from bench.reports.panels import RECORD
 from downstream.data.scenes import layout_of
 from imagesets.decoding import open_image, read_bytes
 
@@ -123,7 +123,7 @@ def drawing_commands(out: Path, report: ReportContents) -> list[list[str]]:
 
     One draws a PCA of the patches of the measured images; another, for each task on frozen patches, its predictions.
     """
-    from bench.reporting.kinds.predictions import PROTOCOLS
+    from bench.reports.kinds.predictions import PROTOCOLS
 
     checkpoints = {
         checkpoint["name"]: checkpoint

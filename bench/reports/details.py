@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.reporting.contents import ReportContents, ReportTable
-from bench.reporting.drawing import Style, styles_of, svg_of
-from bench.reporting.figures import axis_label, board_styles, calibration_figure, lines_figure
-from bench.reporting.scenes import OpenSplit, image_opener, scene_details, thumbnail_url
+from bench.reports.contents import ReportContents, ReportTable
+from bench.reports.drawing import Style, styles_of, svg_of
+from bench.reports.figures import axis_label, board_styles, calibration_figure, lines_figure
+from bench.reports.scenes import OpenSplit, image_opener, scene_details, thumbnail_url
 from bench.results.record import Result
 from bench.results.store import StoredResult
 from bench.statistics.matching import array_of

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from bench.reporting.contents import BLOCK, ReportContents, ReportTable, competing, sweep_of
+from bench.reports.contents import BLOCK, ReportContents, ReportTable, competing, sweep_of
 from engine.printing import in_words
 
 MAX_NAMED = 3  # networks that a sentence names

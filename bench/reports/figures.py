@@ -1,4 +1,4 @@
-"""The figures of a report: sweeps, accuracy against cost, robustness, pretraining curves, calibration, sensitivity."""
+"""The figures of a report: sweeps, accuracy against cost, robustness, pretraining curves, calibration."""
 
 import re
 from collections import Counter
@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bench.leaderboards.tables import read_leaderboard
-from bench.reporting.contents import BLOCK, ReportContents, ReportTable, TableNumber, competing, read_contents, sweep_of
-from bench.reporting.drawing import (
+from bench.reports.contents import BLOCK, ReportContents, ReportTable, TableNumber, competing, read_contents, sweep_of
+from bench.reports.drawing import (
     INK,
     PAGE_WIDTH,
     DrawPanel,
@@ -22,15 +21,14 @@ from bench.reporting.drawing import (
     use_integer_ticks,
     use_log_scale,
 )
-from bench.reporting.training_logs import TrainingLog, read_log, training_logs
+from bench.reports.tables import read_leaderboard
+from bench.reports.training_logs import TrainingLog, read_log, training_logs
 from bench.results.record import time_unit
 from engine.printing import did_you_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from bench.sensitivity import Effect
 
 CURVES = {  # key in a training's log -> its title
     "loss": "loss",
@@ -356,34 +354,6 @@ def calibration_figure(bins: Mapping[str, Points], styles: Mapping[str, Style] |
         return "", "confidence, %", "accuracy, %"
 
     return figure_of([draw_panel], styles, PAGE_WIDTH / 2)
-
-
-def sensitivity_figure(title: str, effects: "Sequence[Effect]") -> "Figure":
-    """A row for each variation: the changes of all networks, and their mean with its interval.
-
-    title: of `sensitivity`; its part before the colon is shown.
-    """
-    from matplotlib.figure import Figure
-
-    styles = styles_of(sorted({name for effect in effects for name in effect.tests}))
-    figure = Figure(figsize=(8, 0.32 * len(effects) + 1.6), layout="constrained", dpi=72)
-    axes = figure.add_subplot()
-    for y, effect in enumerate(effects):
-        axes.plot(
-            [effect.mean.low, effect.mean.high], [y, y], color=INK, linewidth=5, alpha=0.25, solid_capstyle="butt"
-        )
-        axes.plot(effect.mean.difference, y, "|", color=INK, markersize=12)
-    for name, style in styles.items():
-        points = [(effect.tests[name].difference, y) for y, effect in enumerate(effects) if name in effect.tests]
-        axes.plot(*zip(*points, strict=True), **{**style, "linestyle": ""}, markersize=5, alpha=0.8, label=name)
-    axes.axvline(0, color=INK, linewidth=0.8)
-    axes.set_yticks(range(len(effects)), [effect.label for effect in effects], fontsize=8, parse_math=False)
-    axes.invert_yaxis()
-    axes.set_xlabel("change, points of a percentage or the metric's unit", fontsize=8)
-    axes.set_title(title.partition(":")[0], fontsize=9, parse_math=False)
-    axes.grid(axis="x", alpha=0.2)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    return figure
 
 
 def paper_figures(
