@@ -31,13 +31,13 @@ def about(name: str) -> Iterator[str]:
         yield from _layout(by_kind["layouts"][layout])
         return
     words = {task.key: None for task in tasks}
-    words |= {word: None for entry in tasks.values() for key in entry.protocols for word in (_family(key), key)}
+    words |= {word: None for entry in tasks.values() for key in entry.with_reported for word in (_family(key), key)}
     if name not in (names := [*suites, *words, *chain(*by_kind.values())]):
         raise ValueError(f"bench list: nothing is called {name!r}{did_you_mean(name, names, LISTED_BY)}")
     if name in suites:
         yield from _suite(name, suites[name], tasks)
     for task, entry in tasks.items():
-        if name in entry.protocols:
+        if name in entry.with_reported:
             yield from _protocol(name, task, entry, suites)
         if own := [key for key in entry.protocols if name in (task.key, _family(key))]:
             yield from _task(name, own, task, entry)
@@ -56,7 +56,7 @@ def _suite(name: str, members: Sequence[str], tasks: Tasks) -> Iterator[str]:
     rows = [
         (protocol.cost, key, f"task {task.key}{_needs(protocol)}")
         for task, entry in tasks.items()
-        for key, protocol in entry.protocols.items()
+        for key, protocol in entry.with_reported.items()
         if key in members
     ]
     rows.sort(key=lambda row: row[0])
@@ -68,7 +68,7 @@ def _needs(protocol: ProtocolEntry) -> str:
 
 
 def _protocol(name: str, task: Extension, entry: TaskEntry, suites: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    protocol = entry.protocols[name]
+    protocol = entry.with_reported[name]
     own = [suite for suite, names in suites.items() if name in names]
     yield f"protocol {name}, version {protocol.version}, of task {task.key}{_needs(protocol)}"
     yield _row("source", protocol.source)
@@ -76,7 +76,7 @@ def _protocol(name: str, task: Extension, entry: TaskEntry, suites: Mapping[str,
     yield from _plugin(task.plugin)
     yield f"  settings, changed by --set {name}.NAME=VALUE:"
     texts = {setting: text for setting, (_, text) in entry.classes[protocol.task_class].items()}
-    yield from _settings(entry.settings(name), texts)
+    yield from _settings(entry.settings(protocol), texts)
 
 
 def _task(name: str, protocols: Sequence[str], task: Extension, entry: TaskEntry) -> Iterator[str]:
@@ -85,8 +85,10 @@ def _task(name: str, protocols: Sequence[str], task: Extension, entry: TaskEntry
     yield from _plugin(task.plugin)
     yield "  protocols:"
     yield from table([(protocol, entry.protocols[protocol].source) for protocol in protocols], indent=4)
+    if variants := list(chain.from_iterable(entry.protocols[protocol].reported for protocol in protocols)):
+        yield f"  as their sources report them, chosen on the validation images: {', '.join(variants)}"
     yield f"  settings, changed by --set {name}.NAME=VALUE; the most frequent value, and how many protocols have it:"
-    settings = [entry.settings(protocol) for protocol in protocols]
+    settings = [entry.settings(entry.protocols[protocol]) for protocol in protocols]
     texts = {setting: text for setting, (_, text) in entry.classes[entry.protocols[protocols[0]].task_class].items()}
     yield from _settings(
         {setting: _most_frequent([own.get(setting) or "(empty)" for own in settings]) for setting in texts}, texts

@@ -264,6 +264,7 @@ class Protocol:
     task: Task  # with the recipe's settings
     version: int  # raised when a setting changes
     source: str  # paper and code of the settings
+    reported: "Protocol | None" = None  # the variant NAME_paper: as the source reports it, chosen on the val images
 
     def changed(self, version: int, source: str, **settings: Any) -> "Protocol":
         """A recipe derived from this one by changing settings, with its own version and source."""
@@ -275,21 +276,31 @@ def smoke_protocol(task: Task, what: str) -> Protocol:
     return Protocol(task=task, version=1, source=f"ours: {what}; not to be compared with published numbers")
 
 
-def as_reported(protocols: Mapping[str, Protocol], version: int = 1, **settings: Any) -> dict[str, Protocol]:
-    """Variants `NAME_paper` of protocols, which choose hyperparameters as their sources do: on the validation images.
+AS_REPORTED = "_paper"  # ending of the names of such variants
 
-    They train on all images and report the epoch (and head) that is best on the validation images; the protocols
-    themselves hold out training images or keep the last epoch. The variants' numbers are optimistic, and results mark
-    them. version: of the variants. settings: further settings of the source.
+
+def as_reported(protocols: Mapping[str, Protocol], version: int = 1, **settings: Any) -> dict[str, Protocol]:
+    """Protocols with a variant `NAME_paper` that chooses hyperparameters as the source does: on the validation images.
+
+    It trains on all images and reports the epoch (and head) that is best on the validation images; the protocol itself
+    holds out training images or keeps the last epoch. The variant's numbers are optimistic, and results mark them.
+    version: of the variants. settings: further settings of the source.
     """
-    changes = {"select": "val", **settings}
-    listed = ", ".join(f"{name}={value}" for name, value in changes.items())
-    return {
-        f"{name}_paper": protocol.changed(
-            version, f"{name} as its source reports it ({listed}): {protocol.source}", **changes
-        )
-        for name, protocol in protocols.items()
-    }
+    protocols_with_variant = {}
+    for name, protocol in protocols.items():
+        chosen_on_val = protocol.task.selecting("val")
+        changes = settings if chosen_on_val == protocol.task else {"select": "val", **settings}
+        listed = ", ".join(f"{setting}={value}" for setting, value in changes.items())
+        source = f"{name} as its source reports it ({listed}): {protocol.source}"
+        variant = Protocol(task=replace(chosen_on_val, **settings), version=version, source=source)
+        protocols_with_variant[name] = replace(protocol, reported=variant)
+    return protocols_with_variant
+
+
+def with_reported(protocols: Mapping[str, Protocol]) -> dict[str, Protocol]:
+    """Protocols by name, followed by their variants `NAME_paper`."""
+    variants = {f"{name}{AS_REPORTED}": protocol.reported for name, protocol in protocols.items() if protocol.reported}
+    return {**protocols, **variants}
 
 
 # With 20,000 resamples of 24 images, the smallest p of a test is 0.0009, and Holm over 50 can still reject.

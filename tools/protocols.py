@@ -19,7 +19,7 @@ from bench.run.suites import KINDS
 from engine.extensions import FOLDERS, load_extension, source_files
 from engine.files import digest, write_atomic
 from engine.printing import say
-from engine.tasks import Protocol, Task, settings_of
+from engine.tasks import AS_REPORTED, Protocol, Task, settings_of, with_reported
 
 ROOT = Path(__file__).parents[1]  # of the checkout
 RECORD = Path("tests/golden/protocols.json")
@@ -38,8 +38,8 @@ def own_tasks() -> dict[str, ModuleType]:
 
 
 def protocol_versions(tasks: Mapping[str, ModuleType]) -> Versions:
-    """Versions and digests of the code, as the record should have them."""
-    protocols = {name: protocol for module in tasks.values() for name, protocol in module.PROTOCOLS.items()}
+    """Versions and digests of the code, those of variants NAME_paper included, as the record should have them."""
+    protocols = {name: value for module in tasks.values() for name, value in with_reported(module.PROTOCOLS).items()}
     return {name: (protocols[name].version, digest(settings_of(protocols[name].task))) for name in sorted(protocols)}
 
 
@@ -93,6 +93,9 @@ A protocol is a task with the settings of one source, such as `knn@dino`. Its ve
 digest of its settings is recorded and held by a test. `bench run --suite NAME` takes a suite, a task or a protocol, or
 several with commas between them.
 
+Where a source chooses epochs or heads on the validation images, `NAME_paper` is its protocol NAME with this choice
+(`--select val`) and all training images. A task's name does not select these variants.
+
 `python -m tools.protocols` writes this page from the code: do not edit it by hand.
 """
 
@@ -117,6 +120,16 @@ def _task(key: str, module: ModuleType) -> Iterator[str]:
             suites = ", ".join(suite for suite, names in module.SUITES.items() if name in names)
             yield _row(f"`{name}`", protocol.version, suites or "none", _settings(_changes(protocol)), protocol.source)
         yield ""
+    if variants := [_variant(name, protocol) for name, protocol in module.PROTOCOLS.items() if protocol.reported]:
+        yield f"`NAME{AS_REPORTED}`, with its version and what differs: {', '.join(variants)}.\n"
+
+
+def _variant(name: str, protocol: Protocol) -> str:
+    """`linear_sgd@moca` (1: `select=val`, `lrs=0.04`)"""
+    assert protocol.reported is not None
+    own, values = vars(protocol.task), vars(protocol.reported.task)
+    changes = {setting: value for setting, value in values.items() if value != own[setting]}
+    return f"`{name}` ({protocol.reported.version}: {_settings(changes)})"
 
 
 def _row(*cells: object) -> str:

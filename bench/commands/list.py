@@ -93,6 +93,8 @@ def _list_protocols(kind: str | None) -> int:
         rows.append((name, f"version {protocol.version}  suites: {', '.join(protocol.suites) or 'none'}"))
         rows.append(("", protocol.source))
     say(*table(rows))
+    if any(protocol.reported for entry in chosen for protocol in entry.protocols.values()):
+        say("NAME_paper is NAME as its source reports it, chosen on the validation images: bench list NAME_paper")
     if not rows:
         say("no protocols yet")
     return 0

@@ -13,12 +13,10 @@ from bench.cli.settings import changed, read_changes
 from engine.extensions import Extension, extensions, import_extension, refused_plugins
 from engine.printing import did_you_mean
 from engine.settings import check_fields
-from engine.tasks import Protocol, SelectOn, Task, settings_of
+from engine.tasks import AS_REPORTED, Protocol, SelectOn, Task, settings_of, with_reported
 
 KINDS = ("probes", "downstream")
 LAYOUT_IS = "dense tasks name the layout of their scenes, probes none"
-# Ending of protocols that select as their source does, on validation images: a task's name does not select them.
-AS_REPORTED = "_paper"
 LISTED_BY = "`bench list --protocols`"
 
 
@@ -96,7 +94,7 @@ def catalogue(kinds: Sequence[str] = KINDS, suite: str = "") -> Catalogue:
 
 
 def _protocols(extension: Extension, module: ModuleType) -> dict[str, ChosenProtocol]:
-    """The protocols that a task file defines, by name. ValueError for one that cannot be run."""
+    """The protocols that a task file defines, by name, and their variants NAME_paper. ValueError for one that cannot be run."""
     for name, value in module.PROTOCOLS.items():
         if not isinstance(value, Protocol) or not isinstance(value.task, Task):
             raise ValueError(f"the task of its protocol {name!r} is not an engine.tasks.Task; derive it from Task")
@@ -107,7 +105,7 @@ def _protocols(extension: Extension, module: ModuleType) -> dict[str, ChosenProt
             raise ValueError(f"the task of its protocol {name!r} has the LAYOUT {value.task.LAYOUT!r}; {LAYOUT_IS}")
     return {
         name: ChosenProtocol(key=extension.key, name=name, protocol=value, plugin=extension.plugin)
-        for name, value in module.PROTOCOLS.items()
+        for name, value in with_reported(module.PROTOCOLS).items()
     }
 
 
@@ -132,8 +130,8 @@ def _check_names(
 def choose_protocols(text: str, known: Catalogue) -> list[ChosenProtocol]:
     """The protocols that `--suite` selects by a comma-separated list of names, cheap ones first.
 
-    A name is that of a suite (`smoke`), of a task or family (`knn`), or of a protocol (`knn@dino`). ValueError for an
-    unknown name.
+    A name is that of a suite (`smoke`), of a protocol (`knn@dino`), or of a task or family (`knn`), which selects all
+    its protocols but the variants NAME_paper. ValueError for an unknown name.
     """
     names: set[str] = set()
     for word in filter(None, (word.strip() for word in text.split(","))):

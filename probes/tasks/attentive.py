@@ -394,5 +394,5 @@ PROTOCOLS["attentive@smoke"] = Protocol(
 SUITES = {
     "smoke": ("attentive@smoke",),
     "today": ("attentive@capi",),
-    "everything": tuple(name for name in PROTOCOLS if not name.endswith(("_paper", "@smoke"))),
+    "everything": tuple(name for name in PROTOCOLS if name != "attentive@smoke"),
 }
