@@ -94,7 +94,7 @@ def catalogue(kinds: Sequence[str] = KINDS, suite: str = "") -> Catalogue:
 
 
 def _protocols(extension: Extension, module: ModuleType) -> dict[str, ChosenProtocol]:
-    """The protocols that a task file defines, by name, and their variants NAME_paper. ValueError for one that cannot be run."""
+    """The protocols of a task file by name, with the variants NAME_paper. ValueError for one that cannot be run."""
     for name, value in module.PROTOCOLS.items():
         if not isinstance(value, Protocol) or not isinstance(value.task, Task):
             raise ValueError(f"the task of its protocol {name!r} is not an engine.tasks.Task; derive it from Task")
