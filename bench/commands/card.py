@@ -50,7 +50,7 @@ def run(options: Options) -> int:
         say(f"written: {path}")
     if not subject.licence(publication):
         say("licence: unknown, as the card states; give it by --licence, such as --licence apache-2.0", errors=True)
-    for name in sorted({group.first.data.name for group in groups if not publication.dataset(group.first.data)}):
+    for name in sorted({group.newest.data.name for group in groups if not publication.dataset(group.newest.data)}):
         say(
             f"{name}: not in .eval_results, because its id on the Hub is unknown; give --hub-dataset {name}=ORG/NAME",
             errors=True,

@@ -4,8 +4,6 @@ A card is a function of the export's config.json and of results, so the same inp
 machine are removed. Results appear in the two formats of the Hugging Face Hub: `model-index` in the card's header, and
 files in `.eval_results/` (modelcard.md and eval_results.yaml of huggingface/hub-docs; docs/sharing.md describes both).
 The Hub's parsers ignore unknown keys and accept any value; tests check what is written here against strict schemas.
-
-`Publication` holds what only the user knows; `SharedGroup` holds the results of a checkpoint in one group.
 """
 
 import re
@@ -13,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
@@ -32,47 +30,36 @@ from engine.files import digest, read_json, write_atomic
 from engine.printing import in_markdown, markdown_table, millions, printable
 from pretrain.loop.exporting import EXPORT, is_run
 
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
 # The Hub's names of licences that are common for ViT weights (docs/hub/repositories-licenses); others become `other`.
 LICENCES = {
     *("apache-2.0", "mit", "bsd-3-clause", "cc0-1.0", "openrail", "gpl-3.0", "agpl-3.0"),
     *("cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0", "cc-by-nc-nd-4.0"),
 }
 UNKNOWN = "unknown"
+IMAGENET = "ILSVRC/imagenet-1k"  # on the Hub
+HUB_ID, HUB_FORM = r"[A-Za-z0-9][\w.-]*/[\w.-]+", "NAME=ORG/NAME, such as cifar10=uoft-cs/cifar10"
 
 
-def spdx_name(text: str, option: str) -> str:
-    """A licence in SPDX's spelling: `Apache-2.0` for `apache-2.0`. ValueError, naming `option`, if SPDX lacks it."""
+def spdx_name(text: str) -> str:
+    """A licence in SPDX's spelling: `Apache-2.0` for `apache-2.0`. ValueError if SPDX lacks it."""
     from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
     try:
         return str(canonicalize_license_expression(text))
     except InvalidLicenseExpression:
         raise ValueError(
-            f"{option} {text}: not an SPDX licence; write an identifier from spdx.org/licenses, such as apache-2.0, or "
-            "LicenseRef-NAME for a licence of your own"
+            f"--licence {text}: not an SPDX licence; write an identifier from spdx.org/licenses, such as apache-2.0, "
+            "or LicenseRef-NAME for a licence of your own"
         ) from None
-
-
-def licence_of(facts: Mapping[str, Any], user_licence: str) -> str:
-    """The licence of an export; "" if it is unknown. ValueError if the user and the source of the weights disagree.
-
-    facts: of the export. user_licence: from --licence; "" if not given.
-    """
-    source = str(facts.get("licence") or "")
-    source = "" if source == UNKNOWN else source
-    if source and user_licence and source.lower() != user_licence.lower():
-        raise ValueError(f"--licence {user_licence}: the source of these weights says {source}; leave the option out")
-    return user_licence or source
 
 
 def hub_names(licence: str) -> dict[str, str]:
     """A licence as fields of the card's header: `license`, and `license_name` for one that the Hub does not list."""
     known = licence.lower() in LICENCES or not licence
-    return {"license": licence.lower() or UNKNOWN} if known else {"license": "other", "license_name": licence}
-
-
-IMAGENET = "ILSVRC/imagenet-1k"  # on the Hub
-HUB_ID, HUB_FORM = r"[A-Za-z0-9][\w.-]*/[\w.-]+", "NAME=ORG/NAME, such as cifar10=uoft-cs/cifar10"
+    return {"license": licence.lower() or UNKNOWN} if known else {"license": "other", "license_name": hub_text(licence)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,61 +92,48 @@ def publication_from(
     if source and not re.fullmatch(r"https?://\S+", source):
         raise ValueError(f"--source {source}: write a URL, such as https://github.com/me/results")
     spdx = named_values(licences, "--licence", "NAME=SPDX, such as mae-s=apache-2.0", "[^=]+")
+    example = "NAME=URL, such as mae-s=https://doi.org/10.5281/..."
     return Publication(
         models=named_values(models, "--model-id", HUB_FORM, HUB_ID),
         datasets=named_values(datasets, "--hub-dataset", HUB_FORM, HUB_ID),
         source=source,
         organization=organization,
-        licences={name: spdx_name(licence, "--licence") for name, licence in spdx.items()},
-        verified_by=named_values(
-            verified_by, "--verified-by", "NAME=URL, such as mae-s=https://doi.org/10.5281/...", r"https?://\S+"
-        ),
+        licences={name: spdx_name(licence) for name, licence in spdx.items()},
+        verified_by=named_values(verified_by, "--verified-by", example, r"https?://\S+"),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedGroup:
+class SharedGroup(NamedTuple):
     """The results of one checkpoint in one group of the board."""
 
     name: str  # `digits/knn@dino[limit=100]`
-    results: tuple[Result, ...]  # one for each seed
-    cells: Mapping[str, Cell]  # metric -> mean over seeds; without deviations
-    caveats: tuple[str, ...]
+    newest: Result
+    cells: Mapping[str, Cell]  # metric -> mean over seeds; without deviations; the main metric first
+    caveats: Sequence[str]
 
     @property
-    def first(self) -> Result:
-        return self.results[0]
-
-    @property
-    def main(self) -> str:
-        """The main metric, which is the task's first."""
-        return next(iter(self.cells))
-
-    @property
-    def date(self) -> str:
-        """When the newest of the results ended."""
-        return max(result.date for result in self.results)
+    def protocol(self) -> str:
+        """`knn@dino[limit=100]`: the group without its image set."""
+        return self.name.removeprefix(f"{self.newest.data.name}/")
 
     @property
     def is_plain(self) -> bool:
         """Whether this is the unmodified protocol on all images, so that others' numbers are comparable."""
-        return self.first.variant in ((), (f"v{self.first.protocol.version}",))
+        return self.newest.variant in ((), (f"v{self.newest.protocol.version}",))
 
 
 def shared_groups(results: Iterable[Result]) -> list[SharedGroup]:
     """One checkpoint's successful results by group; an unmodified protocol comes before its variants."""
-    good = [result for result in results if result.status == "ok" and result.metrics]
-    leaderboard = leaderboard_of(good)
+    good = sorted((result for result in results if result.status == "ok"), key=lambda result: result.date)
+    newest, leaderboard = {result.group: result for result in good}, leaderboard_of(good)
     assert len(leaderboard.rows) <= 1, "results of several checkpoints"
     groups = []
     for group, metrics in leaderboard.groups.items():
         (row,) = leaderboard.rows.values()
-        cells = {metric: row[group, metric] for metric in metrics}
-        cells = {metric: cell for metric, cell in cells.items() if cell.higher_is_better is not None}
+        cells = {metric: row[group, metric] for metric in metrics if row[group, metric].higher_is_better is not None}
         if cells:
-            own = sorted((result for result in good if result.group == group), key=lambda result: result.seed)
-            groups.append(SharedGroup(name=group, results=tuple(own), cells=cells, caveats=leaderboard.caveats[group]))
-    return sorted(groups, key=lambda group: (group.first.data.name, group.first.protocol.name, not group.is_plain))
+            groups.append(SharedGroup(group, newest[group], cells, leaderboard.caveats[group]))
+    return sorted(groups, key=lambda group: (group.newest.data.name, group.newest.protocol.name, not group.is_plain))
 
 
 # An absolute path of two parts or more; not the path of a URL, and not the second half of a word, as in ViT-S/16.
@@ -186,6 +160,11 @@ def _shortened(match: re.Match[str]) -> str:
     return f"path-{digest(str(path.parent))[:8]}/{path.name}"
 
 
+def hub_text(text: object) -> str:
+    """A text as the Hub's schemas require it: one line and not empty; without folders of this machine."""
+    return printable(without_folders(str(text))) or "unnamed"
+
+
 TAGS = ["image-feature-extraction", "timm", "transformers", "vision-transformer"]
 TIMM_KEYS = ("mean", "std", "interpolation", "crop_pct")
 
@@ -203,25 +182,20 @@ class CardSubject:
 
     def licence(self, publication: Publication) -> str:
         """Licence of the weights; "" if unknown. ValueError if the user and the source of the weights disagree."""
-        return licence_of(self.facts, publication.licences.get(self.used.name, ""))
-
-
-def card_files(subject: CardSubject, results: Iterable[Result], publication: Publication) -> dict[str, str]:
-    """Path in the export's folder -> content: the card and the files of `.eval_results/`."""
-    groups = shared_groups(results)
-    files = eval_files(groups, publication)
-    return {CARD: _card(subject, groups, publication)} | {
-        f"{EVALUATIONS}/{name}": _yaml(entries) for name, entries in files.items()
-    }
+        users, source = publication.licences.get(self.used.name, ""), str(self.facts.get("licence") or UNKNOWN)
+        if source == UNKNOWN:
+            return users
+        if users and source.lower() != users.lower():
+            raise ValueError(f"--licence {users}: the source of these weights says {source}; leave the option out")
+        return source
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """An export's config.json, with the contents of cost.json. ValueError if the folder is not an export."""
     try:
         config = read_json(folder / "config.json")
-        cost = folder / COST
-        if cost.exists():
-            config["vit_export"]["cost"] = read_json(cost)
+        if (folder / COST).exists():
+            config["vit_export"]["cost"] = read_json(folder / COST)
         ViTSpec(**config["vit_export"]["spec"])
         if not all(key in config["pretrained_cfg"] for key in TIMM_KEYS):
             raise ValueError(f"pretrained_cfg lacks one of {', '.join(TIMM_KEYS)}")
@@ -230,17 +204,66 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} is not an export ({type(error).__name__}: {error})") from error
 
 
+def subject_of(folder: Path) -> CardSubject:
+    """The export in a folder, as the subject of a card. ValueError if it is not an export, or was changed since."""
+    if is_run(folder) and is_export(folder / EXPORT):
+        raise ValueError(f"{folder} is the folder of a pretraining; name its export, {folder / EXPORT}")
+    if not is_export(folder):
+        raise ValueError(f"{folder} is not an export; bench import makes one from a checkpoint")
+    export = ViTExport.load(folder)
+    used = describe(export, default_name(export, str(folder.resolve())), str(folder))
+    if used.is_floor:
+        raise ValueError(f"{folder} holds raw pixels, not a network: there is nothing to share")
+    return CardSubject(used=used, config=read_config(folder))
+
+
+def results_on(out: Path, subject: CardSubject) -> list[Result]:
+    """The results of exactly these weights in a folder, under any name; the newest for each group and seed."""
+    newest = {
+        (stored.result.group, stored.result.seed): replace(stored.result, checkpoint=subject.used)
+        for stored in sorted(comparable_results(out)[0], key=lambda stored: stored.result.date)
+        if stored.result.checkpoint.digest == subject.used.digest and stored.result.status == "ok"
+    }
+    return list(newest.values())
+
+
+def write_card(
+    folder: Path, subject: CardSubject, results: Sequence[Result], publication: Publication, force: bool = False
+) -> Iterator[Path]:
+    """Write the card and the files of `.eval_results/`; yields their paths.
+
+    ValueError if the folder holds a README.md that is not an unedited card of `bench card`, unless `force`.
+    """
+    card = folder / CARD
+    if card.exists() and not is_card(card) and not force:
+        raise ValueError(f"{card}: not written by bench card, or edited since; --force replaces it")
+    check_writable(folder)
+    files = card_files(subject, results, publication)
+    for old in (folder / EVALUATIONS).glob("*.yaml"):
+        if f"{EVALUATIONS}/{old.name}" not in files:
+            old.unlink()
+    for name, text in files.items():
+        write_atomic(folder / name, text)
+        yield folder / name
+
+
+def card_files(subject: CardSubject, results: Iterable[Result], publication: Publication) -> dict[str, str]:
+    """Path in the export's folder -> content: the card and the files of `.eval_results/`."""
+    groups = shared_groups(results)
+    return {CARD: _card(subject, groups, publication), **_eval_files(groups, publication)}
+
+
 def _card(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publication) -> str:
     """The text of README.md."""
     used, facts = subject.used, subject.facts
     hub_id = publication.models.get(used.name)
     trained = f", trained by {used.method}" + (" with labels" if facts.get("uses_labels") else "")
     rows = [
-        (group.first.data.name, _protocol(group), group.first.protocol.version, metric, cell_text(cell))
+        (group.newest.data.name, group.protocol, group.newest.protocol.version, metric, cell_text(cell))
         for group in groups
         for metric, cell in group.cells.items()
     ]
-    newest = max(groups, key=lambda group: group.date).first if groups else None
+    newest = max((group.newest for group in groups), key=lambda result: result.date, default=None)
     return _template().render(
         used=used,
         facts=facts,
@@ -271,19 +294,6 @@ def _template() -> Template:
         keep_trailing_newline=True,
         finalize=lambda value: value if isinstance(value, Markup) else _escaped(value),
     ).from_string((Path(__file__).parent / "card.md.jinja").read_text(encoding="utf-8"))
-
-
-def _header(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publication) -> dict[str, Any]:
-    """The card's metadata for the Hub, which precede its text."""
-    licence = {key: hub_text(name) for key, name in hub_names(subject.licence(publication)).items()}
-    index = model_index(subject.used.name, groups, publication)
-    return {
-        "library_name": "timm",
-        "pipeline_tag": "image-feature-extraction",
-        "tags": TAGS,
-        **licence,
-        **({"model-index": index} if index else {}),
-    }
 
 
 def _model(subject: CardSubject) -> Iterator[tuple[str, object]]:
@@ -318,11 +328,6 @@ def _training(subject: CardSubject) -> Iterator[tuple[str, object]]:
     yield "warnings", "; ".join(map(str, facts.get("warnings") or ()))
 
 
-def _protocol(group: SharedGroup) -> str:
-    """`knn@dino[limit=100]`: a group's name without its image set."""
-    return group.name.removeprefix(f"{group.first.data.name}/")
-
-
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
     """A Markdown table of the rows whose last value is known."""
     return Markup(
@@ -340,50 +345,6 @@ def _yaml(value: Any) -> str:
     return yaml.safe_dump(value, sort_keys=False, width=10**6)
 
 
-def subject_of(folder: Path) -> CardSubject:
-    """The export in a folder, as the subject of a card. ValueError if it is not an export, or was changed since."""
-    if is_run(folder) and is_export(folder / EXPORT):
-        raise ValueError(f"{folder} is the folder of a pretraining; name its export, {folder / EXPORT}")
-    if not is_export(folder):
-        raise ValueError(f"{folder} is not an export; bench import makes one from a checkpoint")
-    export = ViTExport.load(folder)
-    used = describe(export, default_name(export, str(folder.resolve())), str(folder))
-    if used.is_floor:
-        raise ValueError(f"{folder} holds raw pixels, not a network: there is nothing to share")
-    return CardSubject(used=used, config=read_config(folder))
-
-
-def results_on(out: Path, subject: CardSubject) -> list[Result]:
-    """The results of exactly these weights in a folder, under any name; the newest for each group and seed."""
-    newest: dict[tuple[str, int], Result] = {}
-    for stored in comparable_results(out)[0]:
-        result, key = stored.result, (stored.result.group, stored.result.seed)
-        is_own = result.checkpoint.digest == subject.used.digest and result.status == "ok"
-        if is_own and (key not in newest or newest[key].date < result.date):
-            newest[key] = replace(result, checkpoint=subject.used)
-    return list(newest.values())
-
-
-def write_card(
-    folder: Path, subject: CardSubject, results: Sequence[Result], publication: Publication, force: bool = False
-) -> Iterator[Path]:
-    """Write the card and the files of `.eval_results/`; yields their paths.
-
-    ValueError if the folder holds a README.md that is not an unedited card of `bench card`, unless `force`.
-    """
-    card = folder / CARD
-    if card.exists() and not is_card(card) and not force:
-        raise ValueError(f"{card}: not written by bench card, or edited since; --force replaces it")
-    check_writable(folder)
-    files = card_files(subject, results, publication)
-    for old in (folder / EVALUATIONS).glob("*.yaml"):
-        if f"{EVALUATIONS}/{old.name}" not in files:
-            old.unlink()
-    for name, text in files.items():
-        write_atomic(folder / name, text)
-        yield folder / name
-
-
 # Start of a metric's name -> the Hub's names of the task (a pipeline tag) and of the metric (in `evaluate`).
 TASKS = {
     "top": ("image-classification", "accuracy"),
@@ -393,91 +354,73 @@ TASKS = {
 OTHER_TASK = "image-feature-extraction"
 
 
-def model_index(name: str, groups: Sequence[SharedGroup], publication: Publication) -> list[dict[str, Any]]:
-    """The value of `model-index`: every number of every group, by task and image set; empty without results."""
-    results: dict[tuple[str, str], dict[str, Any]] = {}
-    for group in groups:
-        task, dataset = hub_terms(group.main)[0], _dataset(group, publication)
-        entry: dict[str, Any] = {"task": {"type": task}, "dataset": dataset, "metrics": []}
-        if publication.source:
-            entry["source"] = {"url": publication.source, "name": "results, logs and commands"}
-        entry = results.setdefault((task, str(sorted(dataset.items(), key=str))), entry)
-        entry["metrics"] += [_metric(group, metric, cell) for metric, cell in group.cells.items()]
-    return [{"name": hub_text(name), "results": list(results.values())}] if results else []
+def _hub_terms(metric: str) -> tuple[str, str]:
+    """The Hub's names of a main metric's task and of the metric: `image-classification`, `accuracy`."""
+    return next((terms for start, terms in TASKS.items() if metric.startswith(start)), (OTHER_TASK, metric))
 
 
-def eval_files(groups: Sequence[SharedGroup], publication: Publication) -> dict[str, list[dict[str, Any]]]:
-    """File of `.eval_results/` -> its entries: the main number of every unmodified protocol, by dataset on the Hub.
+def _header(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publication) -> dict[str, Any]:
+    """The card's metadata for the Hub, which precede its text."""
+    from huggingface_hub import ModelCardData
+
+    results = [
+        _eval_result(group, metric, cell, publication) for group in groups for metric, cell in group.cells.items()
+    ]
+    return ModelCardData(
+        library_name="timm",
+        pipeline_tag=OTHER_TASK,
+        tags=TAGS,
+        **hub_names(subject.licence(publication)),
+        model_name=hub_text(subject.used.name) if results else None,
+        eval_results=results or None,
+    ).to_dict()
+
+
+def _eval_result(group: SharedGroup, metric: str, cell: Cell, publication: Publication) -> "EvalResult":
+    """One number for `model-index`."""
+    from huggingface_hub import EvalResult
+
+    data, protocol = group.newest.data, group.newest.protocol
+    return EvalResult(
+        task_type=_hub_terms(next(iter(group.cells)))[0],
+        dataset_type=publication.dataset(data) or hub_text(data.name),
+        dataset_name=hub_text(data.name),
+        dataset_split="validation",
+        dataset_args={"fingerprint": data.fingerprints.get("val"), "images": data.images.get("val")},
+        metric_type=hub_text(_hub_terms(metric)[1]),
+        metric_value=cell.mean,
+        metric_name=hub_text(f"{group.protocol} {metric}: {cell_text(cell)}"),
+        metric_args={
+            "protocol": hub_text(protocol.name),
+            "version": protocol.version,
+            "interval_95": list(cell.interval) if cell.interval else None,
+            "seeds": cell.seeds,
+        },
+        source_name="results, logs and commands" if publication.source else None,
+        source_url=publication.source or None,
+    )
+
+
+def _eval_files(groups: Sequence[SharedGroup], publication: Publication) -> dict[str, str]:
+    """Path of each file of `.eval_results/` -> content: the main number of every unmodified protocol, by dataset.
 
     Variants (changed settings, limits, skipped images) are left out, as the Hub's leaderboards would rank them together
     with the protocol itself.
     """
     files: dict[str, list[dict[str, Any]]] = {}
     for group in groups:
-        dataset = publication.dataset(group.first.data)
-        if dataset and group.is_plain:
-            files.setdefault(f"{dataset.replace('/', '_')}.yaml", []).append(_entry(group, dataset, publication))
-    return files
-
-
-def hub_terms(metric: str) -> tuple[str, str]:
-    """The Hub's names of a main metric's task and of the metric: `image-classification`, `accuracy`."""
-    return next((terms for start, terms in TASKS.items() if metric.startswith(start)), (OTHER_TASK, metric))
-
-
-def notes_of(group: SharedGroup) -> str:
-    """Notes that qualify a number: `top1_k20, knn@dino version 1, 95 % interval [71.2, 79.0], mean of 3 seeds`."""
-    cell, protocol = group.cells[group.main], group.first.protocol
-    parts = [f"{group.main}{f' in {cell.unit}' if cell.unit else ''}", f"{protocol.name} version {protocol.version}"]
-    parts += ["95 % interval [{:.4g}, {:.4g}]".format(*cell.interval)] if cell.interval else []
-    parts += [f"mean of {cell.seeds} seeds, deviation {cell.std:.2g}"] if cell.seeds > 1 else []
-    parts += [caveat.rstrip(".") for caveat in group.caveats]
-    return hub_text("; ".join(parts))
-
-
-def _entry(group: SharedGroup, dataset: str, publication: Publication) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "dataset": {"id": dataset, "task_id": hub_text(group.first.protocol.name)},
-        "value": group.cells[group.main].mean,
-    }
-    if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", group.date):
-        entry["date"] = group.date
-    entry |= {"source": {"url": publication.source}} if publication.source else {}
-    return entry | {"notes": notes_of(group)}
-
-
-def _dataset(group: SharedGroup, publication: Publication) -> dict[str, Any]:
-    data = group.first.data
-    hub_id = publication.dataset(data)
-    args: dict[str, str | int] = {"fingerprint": data.fingerprints["val"]} if "val" in data.fingerprints else {}
-    args |= {"images": data.images["val"]} if "val" in data.images else {}
-    kind = hub_id or hub_text(data.url.partition(":")[0] or data.name)
-    return {"name": hub_text(data.name), "type": kind, "split": "validation"} | ({"args": args} if args else {})
-
-
-def _metric(group: SharedGroup, metric: str, cell: Cell) -> dict[str, Any]:
-    return {
-        "type": hub_text(hub_terms(metric)[1]),
-        "value": cell.mean,
-        "name": hub_text(f"{_protocol(group)} {metric}: {cell_text(cell)}"),
-        "args": dict(_arguments(group, cell)),
-    }
-
-
-def _arguments(group: SharedGroup, cell: Cell) -> Iterator[tuple[str, Any]]:
-    yield "protocol", hub_text(group.first.protocol.name)
-    yield "version", group.first.protocol.version
-    if cell.unit:
-        yield "unit", hub_text(cell.unit)
-    if cell.interval:
-        yield "interval_95", list(cell.interval)
-    yield "seeds", cell.seeds
-    if cell.seeds > 1:
-        yield "standard_deviation", cell.std
-    if not group.is_plain:
-        yield "variant", [hub_text(change) for change in group.first.variant]
-
-
-def hub_text(text: object) -> str:
-    """A text as the Hub's schemas require it: one line and not empty; without folders of this machine."""
-    return printable(without_folders(str(text))) or "unnamed"
+        newest, (metric, cell) = group.newest, next(iter(group.cells.items()))
+        dataset = publication.dataset(newest.data)
+        if not dataset or not group.is_plain:
+            continue
+        text = f"{metric} {cell_text(cell)}, 95 % interval in brackets; version {newest.protocol.version}"
+        entry = {
+            "dataset": {"id": dataset, "task_id": hub_text(newest.protocol.name)},
+            "value": cell.mean,
+            "date": newest.date if re.fullmatch(r"[\d-]{10}T[\d:.]{8,}\+00:00", newest.date) else "",
+            "source": {"url": publication.source} if publication.source else {},
+            "notes": hub_text("; ".join([text, *(caveat.rstrip(".") for caveat in group.caveats)])),
+        }
+        entries = files.setdefault(f"{EVALUATIONS}/{dataset.replace('/', '_')}.yaml", [])
+        entries.append({key: value for key, value in entry.items() if value not in ("", {})})
+    return {path: _yaml(entries) for path, entries in files.items()}

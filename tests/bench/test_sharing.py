@@ -22,7 +22,6 @@ from bench.reports.card import (
     Publication,
     card_files,
     hub_names,
-    licence_of,
     publication_from,
     read_config,
     shared_groups,
@@ -102,9 +101,7 @@ def test_a_card_shows_the_measured_results(bench, export, tmp_path):
         ("knn@dino", 81.0),
         ("linear@mae", 60),
     ]
-    assert entries[0]["notes"] == (
-        "top1_k10 in %; knn@dino version 1; 95 % interval [75, 85]; mean of 3 seeds, deviation 0.82"
-    )
+    assert entries[0]["notes"] == ("top1_k10 81.00 [75.0, 85.0] +- 0.82 (n=3), 95 % interval in brackets; version 1")
     assert bench(*words)[0] == 0 and (export / "README.md").read_text() == text
     assert header_of(text)["license"] == "mit" and "as the author of this card says: MIT." in text
     lines = bench("card", "--checkpoint", export, "--out", out)[2].splitlines()
@@ -140,15 +137,17 @@ def test_the_code_of_a_card_runs(export, monkeypatch):
 
 
 def test_licences_are_names_of_spdx_and_the_hub():
-    assert hub_names(spdx_name("cc-by-nc-4.0", "--licence")) == {"license": "cc-by-nc-4.0"}
+    assert hub_names(spdx_name("cc-by-nc-4.0")) == {"license": "cc-by-nc-4.0"}
     assert hub_names("LicenseRef-Mine") == {"license": "other", "license_name": "LicenseRef-Mine"}
-    assert hub_names(licence_of({"licence": "unknown"}, "")) == {"license": "unknown"}
+    weights = CardSubject(used=made_checkpoint("a"), config={"vit_export": {"licence": "unknown"}})
+    assert hub_names(weights.licence(Publication())) == {"license": "unknown"}
     assert publication_from([], [], "", licences=["a=b=apache-2.0"]).licences == {"a=b": "Apache-2.0"}
     for wrong in ("a=apache", "mit"):
         with pytest.raises(ValueError, match=f"--licence {wrong.removeprefix('a=')}: "):
             publication_from([], [], "", licences=[wrong])
+    weights = replace(weights, config={"vit_export": {"licence": "CC-BY-NC-4.0"}})
     with pytest.raises(ValueError, match=r"--licence MIT: the source of these weights says CC-BY-NC-4.0; leave the"):
-        licence_of({"licence": "CC-BY-NC-4.0"}, "MIT")
+        weights.licence(Publication(licences={"a": "MIT"}))
 
 
 def test_imagenet_is_recognised_by_its_numbers_of_images():
