@@ -20,6 +20,7 @@ def test_the_notebook_is_stored_without_outputs(notebook):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_notebook_runs(notebook, tmp_path):
     nbclient = pytest.importorskip("nbclient", reason="nbclient is missing: pip install -e '.[dev]'")
     done = nbclient.NotebookClient(

@@ -32,6 +32,7 @@ def built(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_wheel_and_sdist_are_complete_and_pass_twine(built):
     files = [*built.iterdir()]
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *map(str, files)], check=True)
@@ -50,6 +51,7 @@ def test_wheel_and_sdist_are_complete_and_pass_twine(built):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_installed_wheel_starts_without_the_checkout(built, tmp_path):
     (wheel,) = built.glob("*.whl")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]

@@ -23,6 +23,7 @@ MADE_FROM = {
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_site_is_built_without_warnings(tmp_path, monkeypatch):
     pytest.importorskip("mkdocs", reason="mkdocs is missing: pip install -e '.[dev]'")
     from mkdocs.commands.build import build

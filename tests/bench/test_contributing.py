@@ -21,7 +21,7 @@ from engine.extensions import FOLDERS
 TEXT = "".join(page.read_text() for page in (Path(__file__).parents[2] / "docs/extending").glob("*.md"))
 BLOCKS = {Path(name): code for name, code in re.findall(r"```python\n# (\S+\.py)\n(.*?)```", TEXT, re.DOTALL)}
 FILES = {path: code for path, code in BLOCKS.items() if path.parts[0] != "tests"}
-CONTRACTS = re.findall(r"^pytest (\S+) -k (\w+)$", TEXT, re.MULTILINE)
+CONTRACTS = re.findall(r'^pytest (\S+)(?: -m "")? -k "?(\w+)(?: or every")?$', TEXT, re.MULTILINE)
 ROOT = Path(__file__).parents[2]
 PARTS = ("bench", "engine", "imagesets", "checkpoints", "probes", "downstream", "pretrain", "tools", "tests", "docs")
 # The dense task again, on the example of a layout.
@@ -56,6 +56,7 @@ def test_the_pages_show_a_file_of_each_kind():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_files_pass_the_contract_tests_that_the_pages_name(tmp_path):
     """In a copy of the project, with the files in their folders and the commands of the pages."""
     for part in PARTS:
@@ -67,7 +68,7 @@ def test_the_files_pass_the_contract_tests_that_the_pages_name(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     paths, names = (sorted(set(column)) for column in zip(*CONTRACTS, strict=True))
     assert {"centroid", "luminance", "patch_means", "denoise", "mylab"} == set(names)
-    tests = ["-q", "-p", "no:cacheprovider", *paths, "-k", " or ".join(names), "-rA"]
+    tests = ["-q", "-p", "no:cacheprovider", *paths, "-m", "", "-k", " or ".join([*names, "every"]), "-rA"]
     program = "import sys, pytest, tools.protocols as it; sys.exit(it.main() or pytest.main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, *tests]  # one process: imports take as long as the tests
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

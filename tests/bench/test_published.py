@@ -67,19 +67,17 @@ def test_each_checkpoint_name_stands_for_one_network():
     assert max(Counter(trained.values()).values()) == 1  # no network has two names
 
 
-@pytest.mark.parametrize("protocol", sorted({(value.protocol, value.settings) for value in MEASURED}))
-def test_protocols_and_settings_exist(protocol):
-    value = next(value for value in MEASURED if (value.protocol, value.settings) == protocol)
-    assert statuses(value)[0] == ("set" if value.settings else "named")
-    layout = SETS[value.data].url.partition(":")[0]
-    layout_module = load_extension("layouts", layout) if layout in source_files("layouts") else None
-    assert protocol_of(value).layout in (layout if layout_module else "", *getattr(layout_module, "SERVES", ()))
+def test_protocols_and_settings_exist():
+    for value in {(value.protocol, value.settings): value for value in MEASURED}.values():
+        assert statuses(value)[0] == ("set" if value.settings else "named"), value
+        layout = SETS[value.data].url.partition(":")[0]
+        module = load_extension("layouts", layout) if layout in source_files("layouts") else None
+        assert protocol_of(value).layout in (layout if module else "", *getattr(module, "SERVES", ())), value
 
 
-@pytest.mark.parametrize("pretraining", sorted({value.pretraining for value in VALUES if value.pretraining}))
-def test_methods_recipes_and_changes_exist(pretraining):
-    value = next(value for value in VALUES if value.pretraining == pretraining)
-    assert statuses(value)[1] == ("set" if trained_by(value)[2] else "named"), untrained(value)
+def test_methods_recipes_and_changes_exist():
+    for value in {value.pretraining: value for value in VALUES if value.pretraining}.values():
+        assert statuses(value)[1] == ("set" if trained_by(value)[2] else "named"), untrained(value)
 
 
 def test_importers_and_networks_exist():

@@ -45,20 +45,20 @@ def set_of(folder, *names: str) -> ImageSet:
     return ImageSet(url="folder:x", split="val", classes=("a",), labels=np.zeros(len(names), np.int64), images=images)
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
 @pytest.mark.parametrize(("side", "crop"), [(224, 0.875), (224, 0.9), (64, 1.0), (21, 0.6)])
-def test_exact_equals_torchvision_bit_for_bit(size, side, crop):
-    image_set, transform = noise(*size), EvalTransform(size=side, crop=crop)
-    expected = official(transform.resize, side, MODES["bicubic"])(image_set.image(0))
-    assert torch.equal(transform(image_set, 0), expected)
+def test_exact_equals_torchvision_bit_for_bit(side, crop):
+    for size in SIZES:
+        image_set, transform = noise(*size), EvalTransform(size=side, crop=crop)
+        expected = official(transform.resize, side, MODES["bicubic"])(image_set.image(0))
+        assert torch.equal(transform(image_set, 0), expected), size
 
 
 @pytest.mark.parametrize("name", ["bilinear", "lanczos"])
-@pytest.mark.parametrize("size", SIZES[:12], ids=lambda size: "x".join(map(str, size)))
-def test_other_filters_equal_torchvision_bit_for_bit(size, name):
-    image_set = noise(*size)
-    expected = official(256, 224, MODES[name])(image_set.image(0))
-    assert torch.equal(EvalTransform(interpolation=name)(image_set, 0), expected)
+def test_other_filters_equal_torchvision_bit_for_bit(name):
+    for size in SIZES[:12]:
+        image_set = noise(*size)
+        expected = official(256, 224, MODES[name])(image_set.image(0))
+        assert torch.equal(EvalTransform(interpolation=name)(image_set, 0), expected), size
 
 
 def test_random_sizes_equal_torchvision_bit_for_bit():
@@ -143,14 +143,7 @@ def test_the_name_states_resize_filter_crop_and_decoder(settings, name, resize):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"size": 0},
-        {"crop": 0.0},
-        {"crop": 1.1},
-        {"interpolation": "nearest"},
-        {"interpolation": "lanczos", "decode": "fast"},
-        {"decode": "turbo"},
-    ],
+    [{"size": 0}, {"crop": 1.1}, {"interpolation": "nearest"}, {"interpolation": "lanczos", "decode": "fast"}],
 )
 def test_settings_out_of_range_are_refused(settings):
     refusal(EvalTransform, **settings)
