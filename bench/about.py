@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
-from bench.cli.index import ProtocolEntry, TaskEntry, choices_of, suites_of, task_entries, with_choices
-from bench.cli.output import table
+from bench.index import ProtocolEntry, TaskEntry, choices_of, suites_of, task_entries, with_choices
 from engine.extensions import Extension, extensions, load_extension, warn_of
-from engine.printing import did_you_mean
+from engine.printing import did_you_mean, table
 
 LISTED_BY = "`bench list` or `bench list --protocols`"
 MAX_VALUE = 40  # characters of a value on a line of a terminal
@@ -106,8 +105,8 @@ def _importer(extension: Extension) -> Iterator[str]:
 
 
 def _method(extension: Extension) -> Iterator[str]:
-    from bench.cli.settings import setting_text
     from bench.pretraining.recipes import meanings_of, names_by_path, recipe_summary, values_by_path
+    from bench.settings import setting_text
 
     recipes = load_extension("methods", extension.key).RECIPES
     yield f"method {extension.key}: bench pretrain {extension.key} --recipe NAME --images URL --out DIR"

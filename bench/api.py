@@ -17,7 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from bench.options import Options, check
+from bench.options import Options
+from engine.errors import UserError
+from engine.settings import NonNegativeInt, PositiveInt, convert
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,21 +39,34 @@ if TYPE_CHECKING:
 def commands() -> Iterator[None]:
     """A block that runs code of our commands on behalf of a Python function.
 
-    ImportError if a module of the user's hides one of our packages. Standard output is suppressed, and messages of
-    ValueErrors name the function's arguments in place of command-line options.
+    Standard output is suppressed, and messages of ValueErrors name the function's arguments in place of options.
     """
-    from bench.__main__ import hiding_module
-
-    if path := hiding_module():
-        raise ImportError(
-            f"{str(path)!r} hides the package {path.stem!r} of bench; rename it, or start Python elsewhere"
-        )
     try:
         with redirect_stdout(io.StringIO()):
             yield
     except ValueError as error:
         error.args = tuple(in_python(part) if isinstance(part, str) else part for part in error.args)
         raise
+
+
+# Argument of functions -> its type, where it is not a field of options.
+TYPES: dict[str, Any] = {
+    **dict.fromkeys(("protocol", "suite", "kind", "method", "recipe"), str),
+    **dict.fromkeys(("name", "statistics"), str | None),
+    "settings": Mapping | None,
+    "options": Options | None,
+    "seed": NonNegativeInt,
+    "limit": PositiveInt | None,
+}
+
+
+def check(**arguments: Any) -> None:
+    """Check arguments of functions by name. UserError for the first one of another type."""
+    for name, value in arguments.items():
+        try:
+            convert(value, TYPES[name])
+        except ValueError as error:
+            raise UserError(name, str(error), value) from None
 
 
 # Options of the command line whose arguments have other names; in all others, hyphens become underscores.
@@ -89,7 +104,7 @@ def in_python(message: str) -> str:
 
 def changes_of(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Changed settings as values of `--set`: `FIELD=VALUE ...`."""
-    from bench.cli.settings import setting_text
+    from bench.settings import setting_text
 
     return tuple(f"{field}={setting_text(value)}" for field, value in (settings or {}).items())
 
@@ -129,7 +144,7 @@ def source_pool(spec: "FrozenSpec") -> Literal["cls", "avg"]:
 def with_name(data: str) -> str:
     """`NAME=URL` unchanged; a URL without a name gets the last part of its path, or its scheme, as its name."""
     from bench.checkpoints import SAFE_NAME
-    from bench.cli.names import name_from
+    from bench.names import name_from
 
     name, equals, _ = data.partition("=")
     return data if equals and SAFE_NAME.fullmatch(name) else f"{name_from(data)}={data}"
@@ -256,8 +271,8 @@ def extract(
     """
     check(limit=limit, options=options)
     with commands():
-        from bench.cli.names import ready_device
-        from bench.cli.options import EvaluationOptions
+        from bench.names import ready_device
+        from bench.options import EvaluationOptions
         from bench.run.prepare import workspace_of
         from imagesets.sets import open_set
         from probes.features.extract import extract as extracted
@@ -371,9 +386,9 @@ def evaluate_suite(
     {"knn.k": (10, 20)}. Everything else as in `evaluate`. Protocols for which no image set is given are left out. If
     tasks fail, the others are still evaluated; then the first error is raised. All errors are recorded.
     """
-    check(suite=suite, settings=settings, select=select, seed=seed, limit=limit, options=options)
+    check(suite=suite, settings=settings, options=options)
     with commands():
-        from bench.cli.options import EvaluationOptions
+        from bench.options import EvaluationOptions
         from bench.results.record import Results, read_result
         from bench.run.runner import run_jobs
         from engine.printing import say
@@ -598,12 +613,10 @@ def pretrain(
     ValueError for a recipe that does not fit, a folder that holds another training, and a loss that is not finite;
     engine.training.interruptions.Stopped if a signal stopped it, with its state saved.
     """
-    check(method=method, recipe=recipe, settings=settings, seed=seed, options=options)
-    check(freeze_first_epochs=freeze_first_epochs, shuffle_window=shuffle_window)
-    check(export_every=export_every, knn_every=knn_every, health_every=health_every)
+    check(method=method, recipe=recipe, settings=settings, options=options)
     with commands():
         from bench.checkpoints import load_export
-        from bench.cli.options import PretrainOptions
+        from bench.options import PretrainOptions
         from bench.pretraining.run import run_pretraining
         from engine.training.interruptions import STOPPED, Stopped
 
@@ -657,7 +670,7 @@ def visualize(
     """
     check(kind=kind, settings=settings, limit=limit, seed=seed)
     with commands():
-        from bench.cli.names import chosen_device
+        from bench.names import chosen_device
         from bench.reports.panels import Format
         from bench.reports.visualize import PictureRequest, chosen_kind, draw_pictures
         from engine.optional import require

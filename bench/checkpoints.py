@@ -1,15 +1,17 @@
 """The checkpoints of a run: loaded, verified, named, and saved as exports when they come in another format."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from bench.cli.output import epochs_of, in_one_line
 from bench.results.record import CheckpointUsed, TrainingCost
 from checkpoints.export import ViTExport, is_export
 from checkpoints.frozen import SCHEME, FrozenExport, FrozenSpec
 from checkpoints.import_options import ImportOptions
 from checkpoints.resolve import load, load_frozen
+from engine.errors import in_one_line
 from engine.printing import say
 from pretrain.loop.exporting import exports_in, finished_export, is_run
 
@@ -132,3 +134,11 @@ def checked_name(name: str, option: str) -> str:
             f"{option} {name!r}: use ASCII letters, digits and . _ @ + - only, not starting with . @ + or -"
         )
     return name
+
+
+def epochs_of(facts: Mapping[str, Any]) -> str:
+    """The epochs of a checkpoint's training as text: `5.0`, how far an unfinished one is, or "" if unknown."""
+    if unfinished := facts.get("unfinished"):
+        done, total = f"{round(facts['epochs'], 2):.6g}", unfinished["epochs"]
+        return f"{done} of {total}, not finished (update {unfinished['step']} of {unfinished['steps']})"
+    return str(facts.get("epochs") or "")

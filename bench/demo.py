@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from bench.cli.options import EvaluationOptions
+from bench.options import EvaluationOptions
 from bench.pretraining.recipes import choose_recipe
 from bench.pretraining.run import make_trainer
 from bench.reports.page import report_page

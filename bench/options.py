@@ -1,15 +1,40 @@
-"""Where and how networks run: options that the command line and `import bench` share.
+"""The options of commands and of the Python API: dataclasses, whose fields the command line turns into its options.
 
-Imports nothing but the standard library.
+Everything imports this file: nothing heavy is imported here.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import dataclasses
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from engine.errors import UserError, command
+from engine.settings import (
+    Fraction,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Validated,
+    annotations,
+    validate,
+)
+
+T = TypeVar("T")
+OnCluster = TypeVar("OnCluster", bound="ClusterOptions")
+Positional = Annotated[T, "positional"]  # a value without the name of its option before it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Checked(Validated):
+    """Base of options: values are checked against their annotations. UserError, naming the option, for others."""
+
+    def __post_init__(self) -> None:
+        validate(self, UserError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Checked):
     """Where and how networks run; the defaults are those of the command line."""
 
     device: str = "auto"  # auto, cpu, cuda or cuda:N (auto)
@@ -20,48 +45,207 @@ class Options:
     # how images are decoded and resized: exact: PIL, as in the papers; fast: torchvision on uint8 tensors (exact)
     decode: Literal["exact", "fast"] = "exact"
     skip_bad: bool = False  # count unreadable images instead of stopping
-    batch_size: int | None = None  # at most this many images in a forward pass of a process (by device)
-    workers: int | None = None  # processes that load images (by machine)
-
-    def __post_init__(self) -> None:
-        check("Options.", **{name: getattr(self, name) for name in ("device", "precision", "decode")})
-        check("Options.", batch_size=self.batch_size, workers=self.workers)
+    batch_size: PositiveInt | None = None  # N: at most N images in a forward pass of a process (by device)
+    workers: NonNegativeInt | None = None  # N: processes that load images (by machine)
 
 
-def is_whole_number(value: Any, minimum: int) -> bool:
-    """Whether `value` is an integer, not a bool, of at least `minimum`."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
+@dataclass(frozen=True, kw_only=True)
+class CommandOptions(Checked):
+    """The options of every command; each command derives a dataclass from it, whose fields are its options.
+
+    A field `name` is the option `--name`. Its type determines how the value is parsed: a tuple takes several values, a
+    Literal has choices, a bool is a switch. The comment on its line, or above it, is its help, and may begin with the
+    placeholder of the value, as in `N: at most N images`. Metadata: `flags` replace
+    `--name`, `parse` reads a value, and the values of a `joined` option are joined by commas.
+    """
+
+    debug: bool = False  # show the traceback of an error
+    keep_memory: bool = True  # let glibc keep freed memory: faster forward passes on a CPU
 
 
-# Argument -> a check of its value, and what to give instead. engine.settings cannot be used here: none of our packages
-# may be imported before `bench.api.commands` has looked for user modules that hide them.
-EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(
-        ("protocol", "suite", "kind", "method", "recipe"), (lambda value: isinstance(value, str), "a text")
-    ),
-    **dict.fromkeys(("name", "statistics"), (lambda value: isinstance(value, str | None), "a text")),
-    "settings": (lambda value: isinstance(value, Mapping | None), "a dictionary, such as {'k': (10, 20)}"),
-    "options": (lambda value: isinstance(value, Options | None), "bench.Options(...)"),
-    "select": (lambda value: value in (None, "holdout", "val"), "'holdout' or 'val'"),
-    **dict.fromkeys(
-        ("seed", "freeze_first_epochs", "shuffle_window", "export_every", "knn_every", "health_every"),
-        (lambda value: is_whole_number(value, 0), "a whole number from 0 on"),
-    ),
-    "limit": (lambda value: value is None or is_whole_number(value, 1), "a whole number from 1 on"),
-    "device": (lambda value: isinstance(value, str), "'auto', 'cpu', 'cuda' or 'cuda:N'"),
-    "precision": (
-        lambda value: value in (None, "auto", "float32", "bfloat16", "float16"),
-        "'auto', 'float32', 'bfloat16' or 'float16'",
-    ),
-    "decode": (lambda value: value in ("exact", "fast"), "'exact' or 'fast'"),
-    "batch_size": (lambda value: value is None or is_whole_number(value, 1), "a whole number from 1 on"),
-    "workers": (lambda value: value is None or is_whole_number(value, 0), "a whole number from 0 on"),
-}
+def is_positional(hint: Any) -> bool:
+    """Whether a field with this annotation is a positional argument."""
+    return "positional" in getattr(hint, "__metadata__", ())
 
 
-def check(prefix: str = "", **arguments: Any) -> None:
-    """Check arguments of the Python API by name; ValueError, in one line, for the first with an invalid value."""
-    for name, value in arguments.items():
-        is_right, expected = EXPECTED[name]
-        if not is_right(value):
-            raise ValueError(f"{prefix}{name}={value!r}: give {expected}")
+def flags_of(field: dataclasses.Field, hint: Any) -> tuple[str, ...]:
+    """The names of a field on the command line: `("--batch-size",)`."""
+    if is_positional(hint):
+        return (field.name,)
+    return field.metadata.get("flags", (f"--{field.name.replace('_', '-')}",))
+
+
+def options_from(arguments: Any, kind: type[T], **overrides: Any) -> T:
+    """Options of type `kind` from the attributes of `arguments`, argparse's or other options; `overrides` win."""
+    names = [field.name for field in fields(kind) if hasattr(arguments, field.name)]  # type: ignore[arg-type]
+    return kind(**{name: getattr(arguments, name) for name in names} | overrides)
+
+
+def argv_of(name: str, options: "ClusterOptions") -> list[str]:
+    """The arguments of `bench` for a command with these options, without defaults and options of `--cluster`."""
+    hints, of_cluster = annotations(type(options)), [entry.name for entry in fields(ClusterOptions)]  # type: ignore[arg-type]
+    positional: list[str] = [name]
+    words: dict[str, Any] = {}
+    for entry in fields(options):
+        value, hint = getattr(options, entry.name), hints[entry.name]
+        flag = flags_of(entry, hint)[0].removeprefix("--")
+        if value == entry.default or entry.name in of_cluster:
+            continue
+        if is_positional(hint):
+            positional.append(str(value))
+        else:
+            words |= {f"no-{flag}": True} if value is False else {flag: value}
+    return command(*positional, **words)[1:]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions(Options, CommandOptions):
+    """The options of commands that run networks on image sets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions(NetworkOptions):
+    """The options of commands that evaluate checkpoints."""
+
+    name: tuple[str, ...] = ()  # NAME: label in results, one per checkpoint
+    # S: imagenet, half, clip, or six numbers M,M,M,S,S,S: mean and std that the source trained with, for checkpoint
+    # files that do not contain them
+    statistics: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicationOptions(CommandOptions):
+    """The options of commands that prepare results for publication."""
+
+    # NAME=ORG/NAME: an image set's id on the Hugging Face Hub, such as cifar10=uoft-cs/cifar10
+    hub_dataset: tuple[str, ...] = ()
+    source: str = ""  # URL: where results, logs and commands are published
+
+
+DAY = 24 * 60  # minutes
+YEAR = 365 * DAY
+# As sbatch takes them: minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]].
+SLURM_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
+SLURM_ONLY = ("partition", "account", "qos", "mem", "cpus", "slurm", "nodes")  # options that --cluster local refuses
+
+
+def minutes_of(text: str) -> int:
+    """Minutes, rounded up, of a time in any of SLURM's formats."""
+    match = SLURM_TIME.fullmatch(text)
+    if not match:
+        raise ValueError(f"expected minutes, H:MM:SS or D-HH:MM:SS, not {text!r}")
+    days, first, second, third = (int(part or 0) for part in match.groups())
+    has_hours = match["days"] is not None or match["third"] is not None
+    hours, minutes, seconds = (first, second, third) if has_hours else (0, first, second)
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if not total:
+        raise ValueError("expected a time above 0")
+    return -(-total // 60)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions(Checked):
+    """The options of commands that can run as jobs of a cluster."""
+
+    GROUP: ClassVar[str] = "on a cluster (docs/cluster.md)"
+    # slurm: submit the work as jobs, which continue by themselves; local: as jobs on this machine
+    cluster: Literal["slurm", "local"] | None = None
+    partition: str | None = None  # P: SLURM's partition
+    gpus: NonNegativeInt = 0  # G: GPUs of a job on each node, one process per GPU
+    processes: NonNegativeInt = 0  # N: processes of a job on each node (one for each GPU)
+    nodes: PositiveInt = 1  # N: nodes of a job (1)
+    jobs: PositiveInt | None = None  # N: run at most N jobs of bench run at once (slurm: all; local: 1)
+    # T: time limit in sbatch's format, after which a job is stopped and queued again (1-00)
+    time: int | None = field(default=None, metadata={"parse": minutes_of})
+    account: str | None = None  # A: SLURM's account
+    qos: str | None = None  # Q: SLURM's quality of service
+    mem: str | None = None  # M: memory of a job on each node, such as 200G
+    cpus: PositiveInt | None = None  # N: CPUs of each process, for its loaders
+    slurm: tuple[str, ...] = ()  # KEY=VALUE: further options of sbatch
+
+    @property
+    def minutes(self) -> int:
+        """The time limit of a job in minutes, after which it is queued again."""
+        return self.time or (YEAR if self.cluster == "local" else DAY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions(CheckpointOptions, ClusterOptions):
+    """The options of commands that evaluate checkpoints by protocols: `bench run` and `bench plan`."""
+
+    # X: export folder, checkpoint file, folder of a pretraining, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE, or
+    # module:PACKAGE:FUNCTION, a network of your own, whose code runs
+    checkpoint: tuple[str, ...]
+    # SUITE: smoke, frozen, full, everything, paper:moca, tasks (knn) and protocols (knn@dino)
+    suite: str = field(metadata={"joined": True})
+    # NAME=URL: image sets, such as cifar10=folder:/data/cifar10 (for --suite smoke: digits and tiny scenes)
+    data: tuple[str, ...] = ()
+    out: Path  # DIR: folder of results and leaderboard
+    # what heads and epochs are selected on: held-out training images, or the validation images as in many papers, which
+    # is optimistic and marked in results (by protocol: NAME_paper val, other linear probes holdout, other fine-tuning
+    # its last epoch)
+    select: Literal["holdout", "val"] | None = None
+    # TASK.FIELD=VALUE: change a setting, such as knn.k=10,20; the results are marked as modified
+    set: tuple[str, ...] = ()
+    seed: NonNegativeInt = 0  # N: seed of everything random in a task (0)
+    limit: PositiveInt | None = None  # N: at most N images of each split, for smoke runs
+    rerun: bool = False  # run again even what has a result already
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainOptions(NetworkOptions, ClusterOptions):
+    """The options of `bench pretrain`: what is trained, and how."""
+
+    method: Positional[str]  # such as mae
+    recipe: str | None = None  # R: one of the method's recipes, as listed by bench list METHOD
+    images: str  # URL: images:PATH, any folder of images; the training images of folder:PATH, imagenet:ROOT, ...
+    out: Path  # DIR: a folder for this run only
+    # FIELD=VALUE: change recipe, method or encoder, such as epochs=100 schedule.warmup=5 mask_ratio=0.6
+    set: tuple[str, ...] = ()
+    # CHECKPOINT: start the encoder from these weights: a training's folder, an export, timm:NAME, a file, ...
+    init: str | None = None
+    freeze_first_epochs: NonNegativeInt = 0  # N: with --init: train only the other parameters for N epochs (0)
+    resume: bool = False  # continue the run in --out, or start it if there is none
+    dry_run: bool = False  # print the recipe and its sizes, and do nothing
+    seed: NonNegativeInt = 0  # N: seed of everything random (0)
+    # SHARDS: read wds: or parquet: in order and shuffle the images of this many shards at a time (0: all)
+    shuffle_window: NonNegativeInt = 0
+    # N: at most N images of a process in a forward pass; the recipe's batch is accumulated over several passes
+    batch_size: PositiveInt | None = field(default=None, metadata={"flags": ("--micro-batch", "--at-once")})
+    skip_bad: bool = False  # replace and count unreadable images
+    save_minutes: PositiveFloat = 10.0  # M: minutes between two saved states (10)
+    export_every: NonNegativeInt = 0  # EPOCHS: write an export every EPOCHS epochs, not only at the end
+    knn_every: NonNegativeInt = 0  # EPOCHS: log the encoder's k-NN accuracy every EPOCHS epochs
+    knn_data: str | None = None  # URL: labelled images for this k-NN evaluation (--images)
+    knn_k: PositiveInt | None = None  # K: number of neighbours (20)
+    # F: fraction of the training images in its gallery (1); ExtreMA's: --knn-k 200 --knn-fraction 0.1
+    knn_fraction: Fraction | None = None
+    knn_limit: PositiveInt | None = None  # N: at most N images of each split for it
+    # EPOCHS: log effective ranks, spread and dead dimensions of the encoder's features every EPOCHS epochs
+    health_every: NonNegativeInt = 0
+    health_data: str | None = None  # URL: images for these, from the validation split (--images)
+    health_limit: PositiveInt | None = None  # N: at most N images for these (25 600)
+    wandb: str | None = None  # PROJECT: log to Weights & Biases as well
+
+
+def cluster_of(options: OnCluster) -> OnCluster | None:
+    """The options with the defaults that depend on `--cluster` filled in; None without `--cluster`.
+
+    ValueError for an option of clusters without `--cluster`, or one that its kind does not have.
+    """
+    changed = [field.name for field in fields(ClusterOptions) if getattr(options, field.name) != field.default]
+    if not options.cluster:
+        if changed:
+            raise ValueError(f"--{changed[0]} without --cluster: add --cluster slurm, or omit --{changed[0]}")
+        return None
+    is_local = options.cluster == "local"
+    if is_local and (unsupported := [name for name in changed if name in SLURM_ONLY]):
+        raise ValueError(f"--{unsupported[0]} is an option of --cluster slurm, not of --cluster local: omit it")
+    for text in options.slurm:
+        if not re.fullmatch(r"[a-z][a-z-]*(=.+)?", text):
+            raise ValueError(f"--slurm {text}: write KEY=VALUE as sbatch knows it, such as constraint=a100")
+    return dataclasses.replace(
+        options,
+        processes=options.processes or options.gpus or 1,
+        jobs=options.jobs or (1 if is_local else None),
+    )

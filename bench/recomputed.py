@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.cli.output import in_one_line
 from bench.results.record import MetricRecord, Result, images_seen
 from bench.results.store import StoredResult
 from bench.statistics import intervals
 from downstream.metrics.scores import RIGHT, weighted_ap, weighted_scores
+from engine.errors import in_one_line
 from engine.tasks import Score, resampled
 
 NEAR = partial(isclose, rel_tol=1e-6, abs_tol=1e-6)  # the same number from another processor or library version

@@ -33,13 +33,13 @@ from typing import Any
 
 import msgspec
 
-from bench.cli.settings import setting_text
 from bench.recomputed import differences
 from bench.reports.card import CardSubject, Publication, card_files, read_config, without_folders
 from bench.reports.files import TEXT_FORMATS, in_latex
 from bench.reports.tables import leaderboard_of, with_ties
 from bench.results.record import CheckpointUsed, DataUsed, Result, images_seen, read_result, result_files
 from bench.results.store import StoredResult
+from bench.settings import setting_text
 from bench.statistics.paired import MOST_IMAGES
 from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import CARD, COST, is_export

@@ -13,9 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from bench.cli.names import absent_file, absent_images
-from bench.cli.output import table as text_table
-from bench.cli.settings import named_values
+from bench.names import absent_file, absent_images
 from bench.pretraining.recipes import changed_recipe
 from bench.published.values import (
     LOG,
@@ -32,6 +30,7 @@ from bench.results.record import Result, interval_decimals, suffix
 from bench.results.store import StoredResult
 from bench.run.prepare import named_urls
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols
+from bench.settings import named_values
 from checkpoints.export import is_export
 from checkpoints.frozen import SCHEME
 from checkpoints.import_options import TIMM_SCHEMES
@@ -39,6 +38,7 @@ from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension, source_files, warn_of
 from engine.files import read_json
 from engine.printing import did_you_mean, printable
+from engine.printing import table as text_table
 from pretrain.loop.exporting import EXPORT, finished_export, identity_in, is_run
 from pretrain.loop.records import cost_of
 

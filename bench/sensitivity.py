@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from bench.checkpoints import LoadedCheckpoint, load_checkpoint, load_export, save_export
-from bench.cli.names import with_names
-from bench.cli.options import EvaluationOptions
+from bench.names import with_names
+from bench.options import EvaluationOptions
 from bench.results.record import MetricRecord, Result, images_seen, number_text, read_result, short
 from bench.results.store import StoredResult
 from bench.run.prepare import workspace_of

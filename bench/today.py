@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.checkpoints import LoadedCheckpoint, describe
-from bench.cli.names import absent_file
-from bench.cli.output import in_one_line
+from bench.names import absent_file
 from bench.published.values import SETS, PublishedValue, published_values
 from bench.reproduce import Measurement, Setup, measurement, protocol_of, run_command, unmeasured
 from bench.results.record import DataUsed, MetricRecord, interval_decimals, suffix
@@ -27,6 +26,7 @@ from checkpoints.export import ViTExport
 from checkpoints.frozen import FrozenExport
 from checkpoints.resolve import load
 from checkpoints.spec import Preparation
+from engine.errors import in_one_line
 from engine.files import sha256_of_file
 from engine.printing import in_markdown, markdown_table
 from engine.tasks import Workspace

@@ -5,9 +5,11 @@ sequences that change a terminal, line breaks that forge a line, marks that reve
 tool prints only through `say`; tests/test_architecture.py enforces it.
 """
 
+import io
 import re
+import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -125,3 +127,52 @@ def closest(word: str, choices: list[str]) -> str:
 def millions(parameters: int) -> str:
     """A number of parameters for people: `21.7 M parameters`; small counts in full."""
     return f"{parameters / 1e6:.1f} M parameters" if parameters >= 10**5 else f"{parameters} parameters"
+
+
+def table(
+    rows: Iterable[Sequence[object]], *, right: Collection[int] = (), indent: int = 0, wrapped: Mapping[int, int] = {}
+) -> list[str]:
+    """Rows as printable lines of aligned columns.
+
+    Args:
+        rows: Cells, of equally many columns.
+        right: Indices of the columns that are aligned to the right.
+        indent: Spaces before each line.
+        wrapped: Column -> its width in characters, at which it wraps on a terminal, as the last column does at the
+            terminal's edge. In a file or a pipe every row is one line, and a longer cell shifts those after it.
+    """
+    cells = [[printable(cell) for cell in row] for row in rows]
+    if sys.stdout.isatty() and cells:
+        return _on_terminal(cells, right, indent, wrapped)
+    longest = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [min(width, wrapped.get(i, width)) for i, width in enumerate(longest)]
+    lines = []
+    for row in cells:
+        aligned = [cell.rjust(widths[i]) if i in right else cell.ljust(widths[i]) for i, cell in enumerate(row)]
+        lines.append((" " * indent + "  ".join(aligned)).rstrip())
+    return lines
+
+
+def _on_terminal(
+    cells: Sequence[Sequence[str]], right: Collection[int], indent: int, wrapped: Mapping[int, int]
+) -> list[str]:
+    """The lines of a table whose long cells wrap within their columns."""
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    for i in range(len(cells[0])):
+        wraps = i in wrapped or i == len(cells[0]) - 1
+        grid.add_column(
+            justify="right" if i in right else "left", no_wrap=not wraps, overflow="fold", max_width=wrapped.get(i)
+        )
+    for row in cells:
+        # Long lists get spaces after their commas, so that they can wrap there.
+        is_long = [i in wrapped and len(cell) > wrapped[i] and " " not in cell for i, cell in enumerate(row)]
+        grid.add_row(*(Text(cell.replace(",", ", ") if is_long[i] else cell) for i, cell in enumerate(row)))
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=shutil.get_terminal_size().columns, color_system=None)
+    console.print(Padding(grid, (0, 0, 0, indent), expand=False))
+    return [line.rstrip() for line in buffer.getvalue().splitlines()]

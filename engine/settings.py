@@ -9,6 +9,7 @@ annotation is a rule that msgspec does not have. Rules between fields belong in 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -69,14 +70,19 @@ class Validated:
         validate(self)
 
 
-def validate(settings: Any) -> None:
-    """Check the fields of a dataclass. ValueError for the first one that does not fit its annotation."""
+def validate(settings: Any, refused: Callable[[str, str, Any], ValueError] | None = None) -> None:
+    """Check the fields of a dataclass. ValueError for the first one that does not fit its annotation.
+
+    refused: makes the error from the field's name, what it must be, and its value.
+    """
     hints = annotations(type(settings))  # type: ignore[arg-type]  # mypy's: a type is hashable
     for field in fields(settings):
         value = _plain(getattr(settings, field.name))
         try:
             checked = convert(value, hints[field.name])
         except ValueError as error:
+            if refused:
+                raise refused(field.name, str(error), value) from None
             raise ValueError(f"{getattr(settings, 'PREFIX', '')}{field.name}={value!r}: {error}") from None
         object.__setattr__(settings, field.name, value if checked == value else checked)
 
@@ -172,6 +178,10 @@ def check_up_to(settings: Any, name: str, limit: str) -> None:
 
 def union_members(hint: Any) -> tuple[Any, ...]:
     """The types of a union, or the one type."""
+    if get_origin(hint) is Annotated and not any(
+        isinstance(data, Meta) or callable(data) for data in hint.__metadata__
+    ):
+        return union_members(hint.__origin__)  # the metadata are no constraints
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 

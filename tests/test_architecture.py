@@ -96,7 +96,7 @@ OWN = "a file that this process or an earlier command wrote for itself, after is
 BOUNDED = "a few kilobytes inside another file; RecursionError is caught"
 READS = {  # FILE FUNCTION CALL -> why it may read without them
     "bench/about.py _docstring extension.path.read_text": PACKAGE,
-    "bench/cli/index.py write_index FILE.read_bytes": PACKAGE,
+    "bench/index.py write_index FILE.read_bytes": PACKAGE,
     "bench/reports/files.py to_html read_text": PACKAGE,
     "bench/reports/tables.py _repr_markdown_ read_text": OWN,
     "bench/published/values.py published_values open": PACKAGE,

@@ -29,7 +29,7 @@ from small_trainings import (
 from torch import nn
 
 import bench
-from bench.cli.settings import meanings
+from bench.settings import meanings
 from checkpoints.export import ViTExport
 from checkpoints.vit import skip_init
 from engine.extensions import load_extension, source_files

@@ -12,11 +12,11 @@ import torch
 from own_networks import write_networks
 from PIL import Image
 
-from bench.cli.index import write_index
-from bench.cli.settings import changed, meanings, read_changes, setting_text
+from bench.index import write_index
 from bench.run.runner import checked
 from bench.run.suites import catalogue
 from bench.sensitivity import RUN_SETTINGS
+from bench.settings import changed, meanings, read_changes, setting_text
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load, load_frozen
 from checkpoints.spec import Preparation, ViTSpec

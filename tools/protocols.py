@@ -1,5 +1,5 @@
 """`python -m tools.protocols` records versions and digests of all protocols, prints changes, writes the index of
-bench/cli/index.py and docs/protocols.md.
+bench/index.py and docs/protocols.md.
 
 `tests/golden/protocols.json` maps a protocol to [version, digest of its settings]. tests/test_task_contract.py compares
 it with the code, so that no setting changes unnoticed. docs/protocols.md lists every protocol with its version, suites,
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bench.cli.index import FILE, write_index
+from bench.index import FILE, write_index
 from bench.run.suites import KINDS
 from engine.extensions import FOLDERS, load_extension, source_files
 from engine.files import digest, write_atomic
@@ -168,7 +168,7 @@ def main() -> None:
     sections = [*_suites(tasks), *(line for key, module in tasks.items() for line in _task(key, module))]
     write_atomic(ROOT / PAGE, "\n".join([INTRODUCTION, *sections]))
     write_index()
-    say(*(lines or ["no protocol changed"]), f"written: {RECORD}, {PAGE}, bench/cli/{FILE.name}")
+    say(*(lines or ["no protocol changed"]), f"written: {RECORD}, {PAGE}, bench/{FILE.name}")
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from bench.cli.settings import meanings
 from bench.results.record import Result
+from bench.settings import meanings
 from engine.files import write_atomic
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"

@@ -23,8 +23,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from bench.cli.index import choices_of
-from bench.cli.settings import meanings, setting_text
+from bench.index import choices_of
 from bench.pretraining.recipes import recipe_summary
 from bench.published.values import LOG, published_values
 from bench.record import bibtex_entries, cited
@@ -32,6 +31,7 @@ from bench.reports.drawing import svg_of
 from bench.reports.figures import training_figure
 from bench.reports.tables import Leaderboard, cell_text, leaderboard_of
 from bench.results.record import CheckpointUsed
+from bench.settings import meanings, setting_text
 from bench.site import merged_results, training_log, write_site
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY

@@ -14,14 +14,12 @@ import signal
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
-from dataclasses import fields, replace
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from bench.checkpoints import LoadedCheckpoint
-from bench.cli.names import check_writable
-from bench.cli.options import ClusterOptions, EvaluationOptions, PretrainOptions, flags_of, is_positional
 from bench.cluster.status import GO_ON, WAITING_OR_RUNNING, ended_state, good_results, rows_of
 from bench.cluster.task import (
     FOLDER,
@@ -37,6 +35,8 @@ from bench.cluster.task import (
     write_attempt,
     write_submission,
 )
+from bench.names import check_writable
+from bench.options import ClusterOptions, EvaluationOptions, PretrainOptions, argv_of
 from bench.pretraining.run import check_request
 from bench.run.forecast import expectations
 from bench.run.prepare import Job, prepare, without_problems
@@ -45,7 +45,6 @@ from engine.files import locked
 from engine.optional import require
 from engine.printing import counted, say
 from engine.progress import span
-from engine.settings import annotations
 from engine.tasks import Workspace
 from engine.training.interruptions import STOPPED, listening
 
@@ -163,24 +162,6 @@ class LocalQueue:
         self.stopping = True
         for _, job in self.running.values():
             os.kill(int(job.job_id), signal.SIGTERM)
-
-
-def argv_of(command: str, options: ClusterOptions) -> list[str]:
-    """The arguments of `bench` for a command with these options, without defaults and options of `--cluster`."""
-    hints, of_cluster = annotations(type(options)), [field.name for field in fields(ClusterOptions)]  # type: ignore[arg-type]
-    positional, words = [command], []
-    for field in fields(options):
-        value, hint = getattr(options, field.name), hints[field.name]
-        flag = flags_of(field, hint)[0]
-        if value == field.default or field.name in of_cluster:
-            continue
-        if is_positional(hint):
-            positional.append(str(value))
-        elif isinstance(value, bool):
-            words.append(flag if value else f"--no-{flag.removeprefix('--')}")
-        else:
-            words += [flag, *map(str, value)] if isinstance(value, tuple) else [f"{flag}={value}"]
-    return positional + words
 
 
 def words_of_run(options: EvaluationOptions, checkpoint: LoadedCheckpoint, jobs: Sequence[Job]) -> list[str]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.options import PublicationOptions
+from bench.options import PublicationOptions
 
 EPILOG = """README.md describes what the export is, how it was trained, how timm loads it and what was measured. Its
 header has the numbers as model-index. .eval_results/ has the numbers on image sets of the Hub: ImageNet-1k is known,

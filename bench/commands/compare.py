@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.options import CommandOptions, Positional
+from bench.options import CommandOptions, Positional
 
 EPILOG = """With more than two checkpoints every pair is compared. The main metric of each protocol, the first of its
 results, is tested; --metric M tests another one, --metric all tests all of them. p values are corrected (Holm) for all

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bench.cli.options import CommandOptions, Positional
-from bench.cli.output import in_one_line
+from bench.options import CommandOptions, Positional
+from engine.errors import in_one_line
 from engine.files import locked, sync_folder
 from engine.optional import require
 from engine.printing import did_you_mean, say
@@ -75,7 +75,7 @@ def run(options: Options) -> int:
 
 def get(name: str | None, out: Path | None) -> int:
     """Download a set, after printing its size, its licence and its `--data` URLs; without a name, list the sets."""
-    from bench.cli.names import check_writable
+    from bench.names import check_writable
 
     if name is None:
         for set_name, (megabytes, licence, page) in OFFERED.items():

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.options import CommandOptions
+from bench.options import CommandOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,13 +16,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from bench.cli.options import CommandOptions
-from bench.cli.output import in_one_line, memory_limit, table
+from bench.options import CommandOptions
 from engine import blas_kernel
+from engine.errors import in_one_line, memory_limit
 from engine.extensions import FOLDERS, extensions, import_extension, refused_plugins
 from engine.machine import KEEP_MEMORY_VARIABLE, cores, cpu_model, installed, memory_bytes
 from engine.optional import OPTIONAL, install_command
-from engine.printing import counted, say
+from engine.printing import counted, say, table
 
 
 @dataclass(frozen=True, kw_only=True)

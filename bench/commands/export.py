@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.options import CommandOptions, Positional
+from bench.options import CommandOptions, Positional
 from engine.printing import say
 
 EPILOG = """examples:
@@ -27,8 +27,8 @@ class Options(CommandOptions):
 
 def run(options: Options) -> int:
     """0: the exports are written and, read back, reproduce their fingerprints."""
-    from bench.cli.names import check_new_export
-    from bench.cli.output import epochs_of
+    from bench.checkpoints import epochs_of
+    from bench.names import check_new_export
     from bench.pretraining.run import evaluation_command
     from checkpoints.export import ViTExport
     from pretrain.loop.exporting import exports_in, finished_export, is_run

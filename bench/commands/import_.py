@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.cli.options import CommandOptions, Positional, options_from
+from bench.options import CommandOptions, Positional, options_from
 from checkpoints.import_options import ImportOptions, check_reference
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def run(options: Options) -> int:
     """0: the export is written and, read back, reproduces its fingerprint."""
     check_reference(options.source)  # before torch is imported
     from bench.checkpoints import checked_name
-    from bench.cli.names import check_new_export
     from bench.commands.inspect import export_lines
+    from bench.names import check_new_export
     from checkpoints.export import ViTExport
     from checkpoints.resolve import load
     from engine.printing import say

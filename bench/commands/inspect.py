@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.cli.options import CommandOptions, Positional, options_from
-from bench.cli.output import epochs_of, table
+from bench.options import CommandOptions, Positional, options_from
 from checkpoints.import_options import ImportOptions, check_reference
+from engine.printing import table
 
 if TYPE_CHECKING:
     from checkpoints.export import ViTExport
@@ -41,6 +41,7 @@ def run(options: Options) -> int:
 
 def export_lines(export: "ViTExport") -> Iterator[str]:
     """Lines that describe the network, the origin of its weights, and which tensors of the source were used."""
+    from bench.checkpoints import epochs_of
     from bench.results.record import TrainingCost
     from engine.printing import millions
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bench.cli.options import CommandOptions
+from bench.options import CommandOptions
 
 EPILOG = """formats:
   csv      leaderboard.csv: a row for each checkpoint; always written

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from bench.cli.options import CommandOptions, Positional
-from bench.cli.output import table
+from bench.options import CommandOptions, Positional
 from engine.extensions import extensions, one_line, refused_plugins, source_files, warn_of
-from engine.printing import say
+from engine.printing import say, table
 
 # Name on the command line -> kind of extension.
 SECTIONS = {
@@ -68,7 +67,7 @@ def run(options: Options) -> int:
 
 
 def _list_suites() -> int:
-    from bench.cli.index import suites_of, task_entries
+    from bench.index import suites_of, task_entries
 
     entries, broken = task_entries()
     warn_of(broken)
@@ -78,7 +77,7 @@ def _list_suites() -> int:
 
 
 def _list_protocols(kind: str | None) -> int:
-    from bench.cli.index import KINDS, suites_of, task_entries
+    from bench.index import KINDS, suites_of, task_entries
 
     if kind and kind not in SECTIONS:
         raise ValueError(f"--protocols lists those of tasks or downstream; for those of {kind} only: bench list {kind}")
@@ -101,8 +100,8 @@ def _list_protocols(kind: str | None) -> int:
 
 
 def _list_recipes(kind: str | None) -> int:
-    from bench.cli.output import in_one_line
     from bench.pretraining.recipes import recipe_summary
+    from engine.errors import in_one_line
     from engine.extensions import load_extension
 
     if kind and kind not in SECTIONS:

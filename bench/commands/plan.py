@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
 
-from bench.cli.names import check_names, chosen_device
-from bench.cli.options import EvaluationOptions, options_from
+from bench.names import check_names, chosen_device
+from bench.options import EvaluationOptions, options_from
 from engine.printing import say
 
 EPILOG = """examples:

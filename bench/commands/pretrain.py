@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from bench.cli.options import PretrainOptions, cluster_of
+from bench.options import PretrainOptions, cluster_of
 
 EPILOG = """examples:
   bench pretrain mae --recipe smoke --images digits: --out runs/mae --dry-run

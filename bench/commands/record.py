@@ -4,7 +4,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.options import Positional, PublicationOptions
+from bench.options import Positional, PublicationOptions
 
 EPILOG = """A record holds everything that the numbers are based on except weights and images: result files with their
 values for every image, logs, descriptions of the checkpoints, commands, tables, and model cards with the Hugging Face

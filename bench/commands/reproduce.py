@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.cli.options import CommandOptions, Positional
+from bench.options import CommandOptions, Positional
 from engine.settings import PositiveInt
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal
 
-from bench.cli.options import CommandOptions, Positional
+from bench.options import CommandOptions, Positional
 from engine.printing import say
 
 EPILOG = """ls: one line for each result, with its first number or why it failed.

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.names import check_names
-from bench.cli.options import CheckpointOptions, EvaluationOptions, Positional, options_from
+from bench.names import check_names
+from bench.options import CheckpointOptions, EvaluationOptions, Positional, options_from
 from engine.settings import NonNegativeInt, PositiveInt
 
 EPILOG = """\
@@ -43,11 +43,10 @@ def run(options: Options) -> int:
     if len(options.data) != 1:
         raise ValueError(f"--data: give one image set, not {len(options.data)}")
     check_names(options.checkpoint, options.protocol, options.data)
-    from bench.cli.output import table
     from bench.reports.drawing import encoded_figure
     from bench.sensitivity import sensitivity, sensitivity_figure, table_rows, to_csv, to_markdown
     from engine.files import write_atomic
-    from engine.printing import say
+    from engine.printing import say, table
 
     evaluation = options_from(options, EvaluationOptions, suite=options.protocol)
     title, effects, left_out = sensitivity(evaluation, options.vary)

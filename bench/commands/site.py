@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.options import CommandOptions, Positional
+from bench.options import CommandOptions, Positional
 
 EPILOG = """examples:
   bench site records/mine --out public

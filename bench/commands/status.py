@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.options import CommandOptions
+from bench.options import CommandOptions
 
 EPILOG = """examples:
   bench status --out results

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.cli.options import CommandOptions, Positional
+from bench.options import CommandOptions, Positional
 from bench.reports.kinds import KINDS
 from engine.extensions import one_line
 from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
@@ -74,7 +74,7 @@ def run(options: Options) -> int:
 
 def _draw_images(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
     """Draw what checkpoints see in images, in every format; yields the path of each file once it is written."""
-    from bench.cli.names import check_writable, chosen_device
+    from bench.names import check_writable, chosen_device
     from bench.reports.visualize import PictureRequest, chosen_kind, draw_pictures
 
     animated = sorted(ANIMATED & set(formats))
@@ -102,7 +102,7 @@ def _draw_images(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
 
 def _draw_figures(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
     """Draw curves or scatter plots in every format; yields the path of each file once it is written."""
-    from bench.cli.names import check_writable
+    from bench.names import check_writable
     from bench.reports.drawing import encoded_figure
     from bench.reports.figures import paper_figures
     from bench.results.record import check_folder

@@ -10,7 +10,7 @@ from functools import reduce
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.cli.settings import alternatives, changed, meanings, read_changes, setting_text, types_of
+from bench.settings import alternatives, changed, meanings, read_changes, setting_text, types_of
 from engine.extensions import load_extension, source_files
 from engine.printing import did_you_mean
 from pretrain.recipe import Recipe

@@ -14,15 +14,15 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from bench.cli.names import absent_images, example, ready_device
-from bench.cli.options import PretrainOptions
-from bench.cli.output import in_one_line
-from bench.cli.settings import setting_text
+from bench.names import absent_images, example, ready_device
+from bench.options import PretrainOptions
 from bench.pretraining.recipes import ChosenRecipe, choose_recipe, names_by_path, unused, values_by_path
 from bench.results.record import TrainingCost
+from bench.settings import setting_text
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
 from engine.distributed import World, start_world
+from engine.errors import in_one_line
 from engine.extensions import extension_of
 from engine.optional import require
 from engine.printing import millions, say

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from bench.cli.settings import setting_text
 from bench.results.record import Result
+from bench.settings import setting_text
 from engine.printing import did_you_mean
 
 FILE = Path(__file__).parent / "published.csv"

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from bench.checkpoints import default_name, describe
-from bench.cli.names import check_writable
-from bench.cli.output import epochs_of
-from bench.cli.settings import named_values
+from bench.checkpoints import default_name, describe, epochs_of
+from bench.names import check_writable
 from bench.published.values import SETS
 from bench.reports.tables import Cell, cell_text, leaderboard_of
 from bench.results.record import CheckpointUsed, DataUsed, Result, TrainingCost
 from bench.results.store import comparable_results
+from bench.settings import named_values
 from checkpoints.export import CARD, CARD_MARK, COST, EVALUATIONS, ViTExport, is_card, is_export
 from checkpoints.spec import ViTSpec
 from engine.files import digest, read_json, write_atomic

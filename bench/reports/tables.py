@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.cli.output import table
 from bench.published.values import PublishedValue, changed_settings, compares_methods, published_values, set_name
 from bench.results.record import (
     COST_UNITS,
@@ -28,7 +27,7 @@ from bench.results.record import (
 )
 from bench.results.store import StoredResult, comparable_results
 from bench.statistics.significance import Column, Key, PairedTestCache, p_value_cache, ties_with_best
-from engine.printing import counted, text_of
+from engine.printing import counted, table, text_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame

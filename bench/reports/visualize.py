@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from bench.checkpoints import checked_name, default_name, load_export
-from bench.cli.names import with_names
-from bench.cli.settings import changed, read_changes
+from bench.names import with_names
 from bench.reports.kinds import KINDS
 from bench.reports.panels import ANIMATED, FPS, Format, Panel, Spot, animated, encoded
+from bench.settings import changed, read_changes
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec

@@ -21,10 +21,9 @@ from typing import TypedDict
 import msgspec
 import numpy as np
 
-from bench.cli.output import table
 from bench.results.record import DataUsed, Result, failure_path, number_text, read_arrays, read_result, result_files
 from engine.files import digest, read_json, write_atomic
-from engine.printing import did_you_mean
+from engine.printing import did_you_mean, table
 
 VERSION = 1  # raise it when the same file would be read differently
 

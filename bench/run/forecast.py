@@ -18,20 +18,20 @@ from types import FrameType
 from typing import Any
 
 from bench.checkpoints import LoadedCheckpoint
-from bench.cli.names import ready_device
-from bench.cli.options import EvaluationOptions
-from bench.cli.output import in_one_line, table
-from bench.cli.settings import setting_text
+from bench.names import ready_device
+from bench.options import EvaluationOptions
 from bench.published.values import SETS
 from bench.results.record import DataUsed
 from bench.run.calibration import DECODING, Calibration, Machine, pass_seconds, scratch
 from bench.run.prepare import Job, Preparation, checkpoint_title, group_of, prepare
 from bench.run.suites import ChosenProtocol
+from bench.settings import setting_text
 from checkpoints.frozen import FrozenExport
 from engine.distributed import start_world
+from engine.errors import in_one_line
 from engine.files import digest
 from engine.machine import cores
-from engine.printing import say
+from engine.printing import say, table
 from engine.tasks import Task, Workspace
 from engine.work import Kind, Part, Scale, Work
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.checkpoints import LoadedCheckpoint, checked_name, load_checkpoint
-from bench.cli.names import check_writable, chosen_device, named_url, with_names
-from bench.cli.options import EvaluationOptions
-from bench.cli.output import in_one_line
+from bench.names import check_writable, chosen_device, named_url, with_names
+from bench.options import EvaluationOptions
 from bench.results.record import (
     DataUsed,
     NewerSchema,
@@ -27,6 +26,7 @@ from checkpoints.frozen import FrozenExport, FrozenSpec
 from checkpoints.import_options import ImportOptions
 from downstream.data.scenes import TINY, draw_tiny_sets, layout_of, open_scenes, scene_schemes, served_layouts, serves
 from engine.distributed import World
+from engine.errors import in_one_line
 from engine.extensions import extensions, warn_of
 from engine.files import sha256_of_file
 from engine.printing import millions, say

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from bench.checkpoints import LoadedCheckpoint
-from bench.cli.names import ready_device
-from bench.cli.options import EvaluationOptions
-from bench.cli.output import in_one_line, traceback_of
+from bench.names import ready_device
+from bench.options import EvaluationOptions
 from bench.published.values import against_published
 from bench.reports.files import write_leaderboard
 from bench.reports.tables import to_terminal
@@ -41,6 +40,7 @@ from bench.statistics import intervals
 from checkpoints.frozen import FrozenExport
 from checkpoints.resolve import load_frozen
 from engine.distributed import World, start_world
+from engine.errors import in_one_line, traceback_of
 from engine.extensions import extensions, load_extension
 from engine.machine import hardware, versions
 from engine.printing import say, text_of

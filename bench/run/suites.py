@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
-from bench.cli.output import in_one_line
-from bench.cli.settings import changed, read_changes
+from bench.settings import changed, read_changes
+from engine.errors import in_one_line
 from engine.extensions import Extension, extensions, import_extension, refused_plugins
 from engine.printing import did_you_mean
 from engine.settings import check_fields

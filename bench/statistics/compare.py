@@ -16,14 +16,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
-from bench.cli.output import table
 from bench.results.record import Result, interval_decimals, number_text, suffix
 from bench.results.store import comparable_results
 from bench.statistics.intervals import LEVEL
 from bench.statistics.matching import Match, label_of, match_results, paired_test, results_by_label
 from bench.statistics.paired import PairedTest, holm
 from bench.statistics.significance import PairedTestCache
-from engine.printing import counted, did_you_mean, in_csv, text_of
+from engine.printing import counted, did_you_mean, in_csv, table, text_of
 
 COLUMNS = (
     *("metric", "A", "B", "of A", "of B", "difference [95 %]", "A only", "B only"),

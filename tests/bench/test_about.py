@@ -4,8 +4,8 @@ from dataclasses import dataclass, fields, make_dataclass
 
 import pytest
 
-from bench.cli.output import table
-from bench.cli.settings import meanings
+from bench.settings import meanings
+from engine.printing import table
 
 
 @dataclass(frozen=True, kw_only=True)

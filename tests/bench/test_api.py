@@ -13,14 +13,14 @@ import torch
 
 import bench as api
 from bench.api import in_python
-from bench.cli.main import parsed
+from bench.cli import parsed
 from bench.results.record import read_result, result_files
 from checkpoints.export import ViTExport
 from engine.training.interruptions import Stopped
 from probes.features.kinds import FeatureKind
 
 ROOT = Path(__file__).parents[2]
-HEAVY = {"torch", "numpy", "engine", "checkpoints", "matplotlib"}
+HEAVY = {"torch", "numpy", "checkpoints", "matplotlib", "rich", "jinja2"}
 
 
 def test_the_code_of_docs_python_runs(tmp_path, monkeypatch, capsys):
@@ -201,19 +201,19 @@ def evaluate(*images, **settings):
         (lambda export: api.load(small_network(), image_size=16, heads=3), "image_size="),
         (lambda export: api.load(3), "type int; give"),
         (lambda export: api.load(small_network().state_dict()), "type OrderedDict; give"),
-        (lambda export: api.load(small_network(), image_size=16, statistics=5), "^statistics=5: give a text"),
+        (lambda export: api.load(small_network(), image_size=16, statistics=5), "^statistics=5: must be a text"),
         (lambda export: api.load(export, forward=len), "^forward= is for a torch.nn.Module"),
         (lambda export: api.load("nothing.pth"), "'nothing.pth': no such file .*timm:NAME"),
-        (lambda export: api.evaluate(export, None, "digits:"), "^protocol=None: give a text"),
+        (lambda export: api.evaluate(export, None, "digits:"), "^protocol=None: must be a text"),
         (lambda export: api.evaluate(export, "knn@dyno", "digits:"), "did you mean 'knn@dino'"),
         (lambda export: api.evaluate(export, "knn", "digits:"), "'knn' stands for [0-9]+ protocols, such as"),
-        (evaluate("digits:", settings=["k=3"]), "^settings=.*: give a dictionary"),
+        (evaluate("digits:", settings=["k=3"]), "^settings=.*: must be"),
         (evaluate("digits:", settings={"q": 1}), "no setting 'q'"),
-        (evaluate("digits:", limit="5"), "^limit='5': give"),
-        (evaluate("digits:", seed=1.5), "^seed=1.5: give"),
-        (lambda export: api.pretrain("mae", "smoke", "digits:", "out", knn_every=-1), "^knn_every=-1: give"),
-        (evaluate("digits:", select="test"), "^select='test': give 'holdout'"),
-        (evaluate("digits:", options={}), "^options={}: give bench.Options"),
+        (evaluate("digits:", limit="5"), "^limit='5': must"),
+        (evaluate("digits:", seed=1.5), "^seed=1.5: must"),
+        (lambda export: api.pretrain("mae", "smoke", "digits:", "out", knn_every=-1), "^knn_every=-1: must"),
+        (evaluate("digits:", select="test"), "^select='test': must be one of holdout"),
+        (evaluate("digits:", options={}), "^options={}: must be"),
         (lambda export: evaluate("digits:", options=api.Options(device="tpu"))(export), "^Options.device=tpu: "),
         (evaluate(), "which images"),
         (evaluate(images=GREY), "images= and labels=: give both"),
@@ -221,8 +221,8 @@ def evaluate(*images, **settings):
         (evaluate([1, 2]), "memory:images/train/0: TypeError"),
         (evaluate("x=digit:"), "^data=x=digit:: "),
         (evaluate("/no/where"), "^data=where=/no/where: "),
-        (lambda export: api.Options(batch_size=0), "^Options.batch_size=0: give"),
-        (lambda export: api.Options(decode="quick"), "^Options.decode='quick': give 'exact'"),
+        (lambda export: api.Options(batch_size=0), "^batch_size=0: must"),
+        (lambda export: api.Options(decode="quick"), "^decode='quick': choose one of exact"),
         (lambda export: api.evaluate_suite([export], "knn@dino", ["a=digits:"], names=["b", "c"]), "2 names for 1"),
         (lambda export: api.extract("pixels:8", "digits:", pool="cls"), "layer -1; add pool=avg"),
         (lambda export: api.extract(export, "digits:", layer=7), "layer 7: the model has 2 blocks"),
@@ -268,18 +268,9 @@ def test_a_stopped_training_says_how_to_resume(tmp_path, monkeypatch):
     assert (options.knn_every, options.images) == (2, "digits:")
 
 
-def test_import_loads_nothing_heavy_and_no_module_of_the_user(tmp_path):
-    (tmp_path / "engine.py").write_text("raise SystemExit('the user\\'s own module ran')\n")
-    code = f"""import sys
-import bench
-assert not {HEAVY!r} & sys.modules.keys()
-try:
-    bench.load("pixels:16")
-except ImportError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith(f"'{tmp_path / 'engine.py'}' hides the package 'engine' of bench"), done.stderr
+def test_import_loads_nothing_heavy():
+    code = f"import sys, bench; assert not {HEAVY!r} & sys.modules.keys(), sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_no_module_has_the_name_of_a_function():

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli.main import COMMANDS, command_module, parsed, with_dashes
-from bench.cli.output import in_one_line
+from bench.cli import COMMANDS, command_module, parsed, with_dashes
+from engine.errors import in_one_line
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "timm", "faiss", "sklearn", "scipy", "numpy", "PIL", "torchvision", "matplotlib", "mmcv")
@@ -192,7 +192,7 @@ def test_an_error_that_another_process_reports_is_not_reported_twice(bench, make
     error = ValueError("all of us failed")
     error.reported_by = 1
     make_list_raise(error)
-    monkeypatch.setattr("bench.cli.main.PATIENCE", 0)
+    monkeypatch.setattr("bench.cli.PATIENCE", 0)
     assert bench("list") == (2, "", "")
     monkeypatch.setenv("RANK", "1")
     assert bench("list")[2] == "bench: error: all of us failed\n"
@@ -211,7 +211,7 @@ def test_an_error_that_another_process_reports_is_not_reported_twice(bench, make
 def test_a_wrong_name_is_refused_without_importing_torch(wrong, named, tmp_path):
     correct = {"--checkpoint": "pixels:8", "--suite": "knn", "--data": "digits=digits:", "--out": str(tmp_path)}
     words = ["run", *(word for option in (correct | wrong).items() for word in option)]
-    code = f"import sys; from bench.cli.main import run_command; print(run_command({words!r}), 'torch' in sys.modules)"
+    code = f"import sys; from bench.cli import run_command; print(run_command({words!r}), 'torch' in sys.modules)"
     done = run_python(code)
     assert done.stdout.split() == ["2", "False"]
     assert named in done.stderr and done.stderr.count("\n") == 1

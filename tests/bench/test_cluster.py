@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from elsewhere import program
 
-from bench.cli.main import parsed
-from bench.cli.options import YEAR, cluster_of, minutes_of
+from bench.cli import parsed
 from bench.cluster import submit as submit_module
 from bench.cluster.status import KILLED, Durations, TaskRow, rows_of, total_remaining
 from bench.cluster.submit import LocalQueue, argv_of, submitted, words_of_run
@@ -30,6 +29,7 @@ from bench.cluster.task import (
     write_submission,
 )
 from bench.commands.run import Options
+from bench.options import YEAR, cluster_of, minutes_of
 from bench.results.record import read_result
 from bench.run.prepare import prepare
 from engine.files import locked

@@ -8,7 +8,7 @@ from made_results import made_checkpoint, made_result, save_result
 
 from bench import sensitivity
 from bench.__main__ import main
-from bench.cli.options import EvaluationOptions
+from bench.options import EvaluationOptions
 from bench.results.record import MetricRecord, read_result, result_files
 from bench.results.store import StoredResult
 from bench.statistics.paired import compare_images

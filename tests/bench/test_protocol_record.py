@@ -59,7 +59,7 @@ def test_the_command_writes_the_record_and_the_page(checkout, monkeypatch, capsy
     main()
     assert capsys.readouterr().out.splitlines() == [
         "new: knn@dino, version 1",
-        f"written: {RECORD}, {PAGE}, bench/cli/index.json",
+        f"written: {RECORD}, {PAGE}, bench/index.json",
     ]
     assert (checkout / RECORD).read_text() == (ROOT / RECORD).read_text()
     assert (checkout / PAGE).read_text() == (ROOT / PAGE).read_text()

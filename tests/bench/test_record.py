@@ -16,7 +16,7 @@ from made_results import any_board, harmless, made_checkpoint, made_result, save
 from bench import record
 from bench.__main__ import main
 from bench.checkpoints import describe
-from bench.cli.main import parsed
+from bench.cli import parsed
 from bench.record import (
     SIGNATURE,
     SUMS,

@@ -10,7 +10,7 @@ import timm
 from made_results import made_metrics, made_result
 
 from bench import reproduce
-from bench.cli.main import parsed
+from bench.cli import parsed
 from bench.published.values import SETS, TABLES, published_values, values_of
 from bench.reproduce import Setup, commands_of, measurement, missing_for, script, statuses, unmeasured, untrained
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result

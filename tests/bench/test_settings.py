@@ -6,8 +6,8 @@ from typing import Literal
 
 import pytest
 
-from bench.cli.settings import changed, read_changes
 from bench.run.suites import ChosenProtocol, changed_protocols
+from bench.settings import changed, read_changes
 from engine.printing import MAX_LISTED, did_you_mean
 from engine.tasks import ADDED, Protocol, Task, settings_of
 

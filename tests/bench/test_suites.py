@@ -3,7 +3,7 @@
 import pytest
 
 from bench.about import about
-from bench.cli.names import refuse_unknown
+from bench.names import refuse_unknown
 from bench.published.values import LOG, published_values
 from bench.run.suites import catalogue, changed_protocols, choose_protocols
 

@@ -7,7 +7,7 @@ import pytest
 import timm
 
 from bench import today
-from bench.cli.main import parsed
+from bench.cli import parsed
 from bench.published.values import published_values
 from bench.reproduce import Measurement, Setup
 from bench.run.calibration import machine

@@ -6,7 +6,7 @@ import pytest
 import torch
 from random_networks import randomise
 
-from bench.cli.main import parsed
+from bench.cli import parsed
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load

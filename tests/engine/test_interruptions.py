@@ -10,7 +10,7 @@ import threading
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from bench.cli.output import in_one_line
+from engine.errors import in_one_line
 from engine.training.interruptions import SIGNALS, Stopped, StopRequest, listening
 from engine.training.loading import SHARED_MEMORY, ignore_signals, loaded_by
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryFile
 
-from bench.cli.output import in_one_line
-from bench.cli.settings import named_values
+from bench.settings import named_values
+from engine.errors import in_one_line
 from engine.extensions import extensions
 from engine.printing import did_you_mean
 
@@ -112,7 +112,7 @@ def refuse_unknown(suite: str) -> None:
 
     Nothing is refused if a task file is not in the index, since its names are known only when it is imported.
     """
-    from bench.cli.index import KINDS, is_stored, stored_index, suites_of
+    from bench.index import KINDS, is_stored, stored_index, suites_of
 
     tasks = [extension for kind in KINDS for extension in extensions(kind).values()]
     if not all(map(is_stored, tasks)):

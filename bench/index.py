@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from bench.cli.settings import alternatives, meanings, setting_text, types_of
+from bench.settings import alternatives, meanings, setting_text, types_of
 from engine.extensions import Extension, extensions, import_extension, refused_plugins
 from engine.files import read_json, sha256_of_file, write_atomic
 
