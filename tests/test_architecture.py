@@ -105,7 +105,6 @@ READS = {  # FILE FUNCTION CALL -> why it may read without them
     "bench/results/record.py read_arrays np.load": OPENED,
     "bench/run/calibration.py free_memory read_text": KERNEL,
     "bench/reports/card.py _template read_text": PACKAGE,
-    "bench/record.py _ssh open": "os.devnull",
     "bench/record.py bibtex_entries TABLE.read_text": PACKAGE,
     "checkpoints/export.py _read_tensors load_file": OPENED,
     "checkpoints/frozen.py own_network file.read_bytes": PACKAGE,

@@ -71,7 +71,7 @@ def test_paragraph_describes_the_measurement_and_cites_exactly_its_entries():
     files = paper_files(results, Publication(organization="Some Lab", source="https://example.org/board"))
     text, bib = files["paper/measured.tex"], files["paper/references.bib"]
     for part in (
-        "3 checkpoints were measured by ssl-vit-bench 0.1.0",
+        "ssl-vit-bench 0.1.0",
         r"dino\_s (ViT-S/16, ",
         "mae vit\\_s, ",
         r"Images of cifar\_10: 50000 of train and 10000 of val.",
