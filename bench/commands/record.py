@@ -50,9 +50,7 @@ def run(options: Options) -> int:
         say(f"{options.check}: {counted(len(differences), 'difference') if differences else agrees}")
         return int(bool(differences))
     if not options.out or not options.to:
-        raise ValueError(
-            "give what to do: bench record OUT --to DIR writes a record, bench record --check DIR checks one"
-        )
+        raise ValueError("give one of: bench record OUT --to DIR writes a record, bench record --check DIR checks one")
     check_folder(options.out)
     publication = publication_from(
         options.model_id,
