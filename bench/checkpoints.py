@@ -26,16 +26,16 @@ class LoadedCheckpoint:
     used: CheckpointUsed  # as recorded in results
     spec: FrozenSpec
     reference: str  # by which other processes load it without an import
+    is_stored: bool = False  # it was an export on disk before the run
 
 
 def load_checkpoint(
     reference: str, name: str | None, out: Path, save: bool, options: ImportOptions | None = None
 ) -> tuple[LoadedCheckpoint, FrozenExport]:
-    """Load a checkpoint; verify it if it is an export, otherwise import it and, if `save`, save it in `out`/exports.
+    """Load a checkpoint; import it if it is no export and, if `save`, save it in `out`/exports.
 
-    A fresh import needs no verification: its fingerprint was just computed from its weights. A network of the user's
-    own is never saved: every process calls its function. options: of the import. ValueError if the checkpoint cannot
-    be loaded or its activations differ from the recorded ones.
+    A network of the user's own is never saved: every process calls its function. options: of the import. ValueError if
+    the checkpoint cannot be loaded.
     """
     export: FrozenExport
     try:
@@ -48,16 +48,25 @@ def load_checkpoint(
         raise ValueError(f"--checkpoint {reference}: {message}") from error
     used = describe(export, name or default_name(export, reference), reference)
     if isinstance(export, ViTExport):
-        if is_export(Path(reference).expanduser()):
-            if problems := export.verify():
-                raise ValueError(
-                    f"--checkpoint {reference}: differs from what was exported: {problems[0]}; import it again"
-                )
-        elif save:
-            reference = str(save_export(export, used.name, out))
-        elif (folder := export_folder(out, used.name, export)).exists():
-            reference = str(folder)
-    return LoadedCheckpoint(used=used, spec=export.spec, reference=reference), export
+        if not (is_stored := is_export(Path(reference).expanduser())):
+            if save:
+                reference = str(save_export(export, used.name, out))
+            elif (folder := export_folder(out, used.name, export)).exists():
+                reference = str(folder)
+    else:
+        is_stored = False
+    return LoadedCheckpoint(used=used, spec=export.spec, reference=reference, is_stored=is_stored), export
+
+
+def check_activations(checkpoint: LoadedCheckpoint, export: FrozenExport) -> None:
+    """ValueError if the activations of an export from disk differ from the recorded ones.
+
+    A fresh import needs no check: its fingerprint was just computed from its weights.
+    """
+    if checkpoint.is_stored and isinstance(export, ViTExport) and (problems := export.verify()):
+        raise ValueError(
+            f"--checkpoint {checkpoint.reference}: differs from what was exported: {problems[0]}; import it again"
+        )
 
 
 def load_export(reference: str, options: ImportOptions | None = None) -> tuple[str, ViTExport]:

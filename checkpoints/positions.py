@@ -16,7 +16,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from scipy.interpolate import make_interp_spline
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -111,6 +110,8 @@ def resize_relative(table: Tensor, source: tuple[int, int], target: tuple[int, i
 @cache
 def _spline_matrix(old: int, new: int) -> np.ndarray:
     """Weights (new, old) of a cubic spline from `old` geometrically spaced offsets to `new` whole offsets."""
+    from scipy.interpolate import make_interp_spline
+
     if old == new:
         return np.eye(old)
     ratio = _geometric_ratio(old, new)

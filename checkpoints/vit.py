@@ -22,22 +22,17 @@ of its patch. ViTSpec.rotary names the kind:
   unit     like mixed with frequencies per block and positions from 0 to 1; registers have positions too: CAPI (Darcet
            et al. 2025)
 
-The angles are those of timm's modules, computed in float32 or more, whatever the precision of the network.
+The angles are those of timm's modules, computed in float32 or more, whatever the precision of the network. timm is
+imported by the functions that need it: it takes as long as torch, and a run with nothing left to do builds no network.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from math import isqrt, pi
 from typing import Any
 
-import timm
 import torch
-from timm.layers import RmsNorm, RotaryEmbeddingDinoV3, apply_rot_embed_cat
-from timm.models.beit import Beit, gen_relative_position_index
-from timm.models.cait import LayerScaleBlockClassAttn
-from timm.models.eva import Eva
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import init
 from torch.nn.functional import linear
@@ -46,7 +41,7 @@ from torch.overrides import TorchFunctionMode
 from checkpoints.positions import resize_positions, resize_relative
 from checkpoints.spec import ViTSpec
 
-TIMM_CLASSES = {"vit": VisionTransformer, "beit": Beit, "eva": Eva}  # ViTSpec.family -> timm's class of the trunk
+TIMM_CLASSES = {"vit": "VisionTransformer", "beit": "Beit", "eva": "Eva"}  # ViTSpec.family -> timm's class of the trunk
 MAX_UNIT_ROTATIONS = 7  # highest frequency of UnitRotary, in full rotations over the image
 
 
@@ -104,26 +99,34 @@ def _queries_and_keys(attention: nn.Module, tokens: Tensor) -> tuple[Tensor, Ten
 
 def _apply_rotary(values: Tensor, rope: Tensor, attention: nn.Module) -> Tensor:
     """Queries or keys (B, H, N, d) with those of the patches rotated; prefix tokens stay unchanged."""
+    from timm.layers import apply_rot_embed_cat
+
     prefix = attention.num_prefix_tokens
     patches = apply_rot_embed_cat(values[:, :, prefix:], rope, half=attention.rotate_half)
     return torch.cat([values[:, :, :prefix], patches.type_as(values)], dim=2)
 
 
-class RoundedPeriods(RotaryEmbeddingDinoV3):
-    """DINOv3's rotary embedding with periods rounded to bfloat16, as its files store them; computed in float32."""
+@cache
+def rounded_periods() -> type[nn.Module]:
+    """The class of DINOv3's rotary embedding with periods rounded to bfloat16, as its files store them; computed in
+    float32."""
+    from timm.layers import RotaryEmbeddingDinoV3
 
-    def __init__(self, rope: RotaryEmbeddingDinoV3) -> None:
-        super().__init__(
-            rope.dim,
-            temperature=rope.temperature,
-            grid_offset=rope.grid_offset,
-            grid_indexing=rope.grid_indexing,
-            rotate_half=rope.rotate_half,
-        )
+    class RoundedPeriods(RotaryEmbeddingDinoV3):
+        def __init__(self, rope: RotaryEmbeddingDinoV3) -> None:
+            super().__init__(
+                rope.dim,
+                temperature=rope.temperature,
+                grid_offset=rope.grid_offset,
+                grid_indexing=rope.grid_indexing,
+                rotate_half=rope.rotate_half,
+            )
 
-    def _compute_periods(self, *args: Any, **kwargs: Any) -> Tensor:
-        exact = super()._compute_periods(*args, **kwargs)
-        return exact.to(torch.bfloat16).to(exact.dtype)
+        def _compute_periods(self, *args: Any, **kwargs: Any) -> Tensor:
+            exact = super()._compute_periods(*args, **kwargs)
+            return exact.to(torch.bfloat16).to(exact.dtype)
+
+    return RoundedPeriods
 
 
 class UnitRotary(nn.Module):
@@ -211,16 +214,17 @@ def build_trunk(spec: ViTSpec, drop_path: float = 0.0, initialise: bool = True) 
     """
     if spec.family == "pixels":
         return PixelTrunk(spec)
+    import timm
+    from timm.layers import RmsNorm
+
     args = spec.timm_args() | ({} if initialise or spec.family != "vit" else {"weight_init": "skip"})
     try:
         trunk = timm.create_model(spec.architecture, drop_path_rate=drop_path, **args)
     except (RuntimeError, TypeError, AssertionError) as error:
         reason = str(error).partition("\n")[0] or "sizes that do not fit each other"
         raise ValueError(f"timm cannot build {spec.architecture!r}: {reason}") from error
-    if type(trunk) is not TIMM_CLASSES[spec.family]:
-        raise ValueError(
-            f"{spec.architecture!r} is timm's {type(trunk).__name__}, not its {TIMM_CLASSES[spec.family].__name__}"
-        )
+    if type(trunk).__name__ != TIMM_CLASSES[spec.family]:
+        raise ValueError(f"{spec.architecture!r} is timm's {type(trunk).__name__}, not its {TIMM_CLASSES[spec.family]}")
     norm1 = trunk.blocks[0].norm1
     norm_class: Callable[..., nn.Module] = RmsNorm if spec.rms_norm else type(norm1)
     if norm1.eps != spec.norm_eps or norm_class is not type(norm1):
@@ -233,7 +237,7 @@ def build_trunk(spec: ViTSpec, drop_path: float = 0.0, initialise: bool = True) 
             elif hasattr(block, "gamma_1"):
                 block.gamma_1 = block.gamma_2 = None
     if spec.rotary_rounding != "none":
-        trunk.rope = RoundedPeriods(trunk.rope)
+        trunk.rope = rounded_periods()(trunk.rope)
     if spec.rotary == "unit":
         trunk.rope = UnitRotary(spec, spec.depth)
         for block in trunk.blocks:
@@ -258,6 +262,8 @@ class ViT(nn.Module):
         self.spec = spec = replace(spec, table_size=None)
         self.trunk = build_trunk(spec, drop_path, initialise)
         if spec.class_attention:
+            from timm.models.cait import LayerScaleBlockClassAttn
+
             self.class_query = nn.Parameter(torch.zeros(1, 1, spec.width))
             nn.init.normal_(self.class_query, std=0.02)
             norm = partial(nn.LayerNorm, eps=spec.norm_eps)
@@ -457,6 +463,8 @@ class ViT(nn.Module):
         table = resize_relative(self.trunk.rel_pos_bias.relative_position_bias_table, self.spec.grid, grid)
         index = self.trunk.rel_pos_bias.relative_position_index
         if grid != self.spec.grid:
+            from timm.models.beit import gen_relative_position_index
+
             index = gen_relative_position_index(grid, device=table.device)
         return {"shared_rel_pos_bias": table[index].permute(2, 0, 1).unsqueeze(0)}
 

@@ -16,9 +16,6 @@ from typing import Any, Literal
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_jpeg
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2.functional import resize_image, to_pil_image
 
 from engine.settings import Fraction, PositiveInt, Validated
 from imagesets.decoding import decode_rgb, open_header, open_image, releasing_large_images, stored_size, wait_for_room
@@ -30,7 +27,7 @@ FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 # The only two that torchvision offers for tensors with antialiasing.
-FAST_MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
+FAST_MODES = ("bilinear", "bicubic")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +102,18 @@ class EvalTransform(Validated):
         """The centre crop (3, H, W) of pixels (3, h, w) or (1, h, w) uint8."""
         height, width = pixels.shape[1:]
         new_width, new_height = resized_size(width, height, self.resize)
-        resized = resize_image(pixels, [new_height, new_width], FAST_MODES[self.interpolation], antialias=True)
+        resized = resize_tensor(pixels, new_height, new_width, self.interpolation)
         top, left = window_start(new_height, self.window[0]), window_start(new_width, self.window[1])
         window = resized[:, top : top + self.window[0], left : left + self.window[1]]
         return window.expand(3, -1, -1).contiguous()
+
+
+def resize_tensor(pixels: Tensor, height: int, width: int, interpolation: str) -> Tensor:
+    """Pixels (..., h, w) uint8 -> (..., height, width) by torchvision; interpolation: one of FAST_MODES."""
+    from torchvision.transforms.v2 import InterpolationMode  # a second of imports, which few commands need
+    from torchvision.transforms.v2.functional import resize_image
+
+    return resize_image(pixels, [height, width], InterpolationMode(interpolation), antialias=True)
 
 
 def resized_size(width: int, height: int, short: int | tuple[int, int]) -> tuple[int, int]:
@@ -139,6 +144,11 @@ def image_to_tensor(image: Image.Image) -> Tensor:
     width, height = image.size
     channels = bytearray().join([image.getchannel(band).tobytes() for band in range(3)])
     return torch.frombuffer(channels, dtype=torch.uint8).view(3, height, width)
+
+
+def tensor_to_image(pixels: Tensor) -> Image.Image:
+    """Pixels (3, H, W) uint8 as an RGB image."""
+    return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
 
 
 class Photo:
@@ -225,7 +235,7 @@ class FastImage(Image.Image):
     def load(self) -> Any:
         """Decode the photo, unless that is done already. Pillow calls this before it reads pixels."""
         if super().load() is None:
-            self.im = to_pil_image(self.photo.pixels.expand(3, -1, -1)).im
+            self.im = tensor_to_image(self.photo.pixels.expand(3, -1, -1)).im
         return super().load()
 
 
@@ -237,6 +247,8 @@ def decode_fast(data: bytes, path: str) -> Tensor:
 
     path: for messages.
     """
+    from torchvision.io import ImageReadMode, decode_jpeg
+
     if data.startswith(b"\xff\xd8\xff"):  # a JPEG's start-of-image marker and the next marker's first byte
         try:
             wait_for_room(open_image(data))  # torchvision has no limit on the number of pixels

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.checkpoints import LoadedCheckpoint, checked_name, load_checkpoint
+from bench.checkpoints import LoadedCheckpoint, check_activations, checked_name, load_checkpoint
 from bench.names import check_writable, chosen_device, named_url, with_names
 from bench.options import EvaluationOptions
 from bench.results.record import (
@@ -133,6 +133,7 @@ def prepare(
     exports: dict[tuple[str, str], FrozenExport] = {}
     checkpoints, unavailable = world.on_rank0(lambda: _load_checkpoints(options, exports, dry_run))
     protocols, jobs, left_out = world.on_rank0(lambda: plan_jobs(options.out, space, checkpoints, data, protocols))
+    unavailable += world.on_rank0(lambda: _check_activations(jobs, exports, dry_run))
     return Preparation(
         space=space,
         protocols=protocols,
@@ -189,6 +190,28 @@ def _load_checkpoints(
             prefix = "" if isinstance(error, ValueError) else f"--checkpoint {reference}: "
             unavailable.append(prefix + in_one_line(error))
     return list(checkpoints.values()), unavailable
+
+
+def _check_activations(
+    plans: Sequence[tuple[LoadedCheckpoint, Sequence[Job]]],
+    exports: Mapping[tuple[str, str], FrozenExport],
+    dry_run: bool,
+) -> list[str]:
+    """Check the activations of checkpoints that have something to do: building a network takes seconds.
+
+    Returns, in a dry run, a line for each that differs; otherwise this is a ValueError.
+    """
+    problems = []
+    for checkpoint, jobs in plans:
+        if all(job.state == "done" for job in jobs):
+            continue
+        try:
+            check_activations(checkpoint, exports[checkpoint.used.key])
+        except ValueError as error:
+            if not dry_run:
+                raise
+            problems.append(str(error))
+    return problems
 
 
 def plan_jobs(

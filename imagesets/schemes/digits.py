@@ -4,6 +4,9 @@ They are the test part of E. Alpaydin and C. Kaynak's "Optical Recognition of Ha
 not divided any further. Here val is a fixed random sample of 50 images of each class, train the other 1297.
 """
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
 
 from imagesets.names import PackedNames
@@ -19,19 +22,20 @@ MAX_INTENSITY = 16  # of scikit-learn's images
 
 def open_split(place: str, split: Split) -> ImageSet:
     """Open one split of 8 x 8 images, with intensities scaled to 0..255. Raises ValueError if `place` is not empty."""
-    from sklearn.datasets import load_digits
-
     if place:
         raise ValueError(f"digits:{place}: the digits are built in and take no path; write digits:")
-    digits = load_digits()
-    val = stratified_sample(digits.target, np.full(10, VAL_PER_CLASS), SPLIT_SEED)
-    indices = val if split == "val" else np.setdiff1d(np.arange(len(digits.target)), val)
-    grey = np.rint(digits.images[indices] * (255 / MAX_INTENSITY)).astype(np.uint8)
+    # As sklearn.datasets.load_digits reads it; importing that takes a second.
+    folder = Path(next(iter(find_spec("sklearn").submodule_search_locations)))
+    table = np.loadtxt(folder / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    labels = table[:, -1].astype(np.int64)
+    val = stratified_sample(labels, np.full(10, VAL_PER_CLASS), SPLIT_SEED)
+    indices = val if split == "val" else np.setdiff1d(np.arange(len(labels)), val)
+    grey = np.rint(table[indices, :-1].reshape(-1, 8, 8) * (255 / MAX_INTENSITY)).astype(np.uint8)
     return ImageSet(
         url="digits:",
         split=split,
-        classes=tuple(str(name) for name in digits.target_names),
-        labels=digits.target[indices],
+        classes=tuple(map(str, range(10))),
+        labels=labels[indices],
         images=MemoryImages(
             names=PackedNames.pack(f"digits:{split}/{index}" for index in range(len(indices))),
             pixels=np.repeat(grey[..., None], 3, axis=3),
