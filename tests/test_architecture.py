@@ -125,6 +125,7 @@ READS = {  # FILE FUNCTION CALL -> why it may read without them
     "engine/training/states.py load_state safe_open": OPENED,
     "engine/training/states.py write_state open": OWN,
     "imagesets/label_tables.py _from_json_lines json.loads": "lines of a text of read_text; RecursionError is caught",
+    "imagesets/schemes/digits.py open_split np.loadtxt": PACKAGE,
     "imagesets/schemes/imagenet.py read_devkit json.loads": "text that a child process of ours just printed",
     "imagesets/walk.py _load np.load": OPENED,
     "imagesets/schemes/parquet.py class_names json.loads": BOUNDED,
