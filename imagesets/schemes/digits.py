@@ -4,8 +4,7 @@ They are the test part of E. Alpaydin and C. Kaynak's "Optical Recognition of Ha
 not divided any further. Here val is a fixed random sample of 50 images of each class, train the other 1297.
 """
 
-from importlib.util import find_spec
-from pathlib import Path
+from importlib.metadata import distribution
 
 import numpy as np
 
@@ -25,8 +24,7 @@ def open_split(place: str, split: Split) -> ImageSet:
     if place:
         raise ValueError(f"digits:{place}: the digits are built in and take no path; write digits:")
     # As sklearn.datasets.load_digits reads it; importing that takes a second.
-    folder = Path(next(iter(find_spec("sklearn").submodule_search_locations)))
-    table = np.loadtxt(folder / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    table = np.loadtxt(distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz"), delimiter=",")
     labels = table[:, -1].astype(np.int64)
     val = stratified_sample(labels, np.full(10, VAL_PER_CLASS), SPLIT_SEED)
     indices = val if split == "val" else np.setdiff1d(np.arange(len(labels)), val)
