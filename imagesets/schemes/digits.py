@@ -24,7 +24,9 @@ def open_split(place: str, split: Split) -> ImageSet:
     if place:
         raise ValueError(f"digits:{place}: the digits are built in and take no path; write digits:")
     # As sklearn.datasets.load_digits reads it; importing that takes a second.
-    table = np.loadtxt(distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz"), delimiter=",")
+    table = np.loadtxt(
+        str(distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")), delimiter=","
+    )
     labels = table[:, -1].astype(np.int64)
     val = stratified_sample(labels, np.full(10, VAL_PER_CLASS), SPLIT_SEED)
     indices = val if split == "val" else np.setdiff1d(np.arange(len(labels)), val)
