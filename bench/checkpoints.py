@@ -11,9 +11,9 @@ from checkpoints.export import ViTExport, is_export
 from checkpoints.frozen import SCHEME, FrozenExport, FrozenSpec
 from checkpoints.import_options import ImportOptions
 from checkpoints.resolve import load, load_frozen
+from checkpoints.runs import finished_export, is_run
 from engine.errors import in_one_line
 from engine.printing import say
-from pretrain.loop.exporting import exports_in, finished_export, is_run
 
 SUFFIXES = (".safetensors", ".pth.tar", ".pth", ".pt", ".ckpt", ".bin", ".tar")
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")
@@ -82,6 +82,8 @@ def load_export(reference: str, options: ImportOptions | None = None) -> tuple[s
         raise ValueError(f"{reference} is a training by this tool, which needs no options of imports: omit them")
     if finished := finished_export(folder):
         return str(finished), load(finished)
+    from pretrain.loop.exporting import exports_in  # builds the method: only an unfinished training needs it
+
     _, export = next(exports_in(folder))
     say(f"{reference}: epoch {epochs_of(export.facts)}: using the encoder of its newest state")
     return reference, export

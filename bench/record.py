@@ -46,6 +46,7 @@ from bench.statistics import intervals
 from bench.statistics.paired import MOST_IMAGES
 from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import COST, is_export
+from checkpoints.runs import EXPORT, RUN, is_run
 from downstream.metrics.scores import weighted_ap, weighted_scores
 from engine.errors import in_one_line
 from engine.files import (
@@ -59,7 +60,6 @@ from engine.files import (
 from engine.machine import git_commit, installed
 from engine.printing import counted, in_words, printable
 from engine.tasks import Score, resampled
-from pretrain.loop.exporting import EXPORT, RUN, is_run
 from pretrain.loop.records import LOG
 
 TOOL = "ssl-vit-bench"  # name of the package

@@ -34,12 +34,12 @@ from bench.settings import named_values
 from checkpoints.export import is_export
 from checkpoints.frozen import SCHEME
 from checkpoints.import_options import TIMM_SCHEMES
+from checkpoints.runs import EXPORT, finished_export, identity_in, is_run
 from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension, source_files, warn_of
 from engine.files import read_json
 from engine.printing import did_you_mean, printable
 from engine.printing import table as text_table
-from pretrain.loop.exporting import EXPORT, finished_export, identity_in, is_run
 from pretrain.loop.records import cost_of
 
 Status = Literal["named", "set", "none"]

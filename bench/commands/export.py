@@ -31,7 +31,8 @@ def run(options: Options) -> int:
     from bench.names import check_new_export
     from bench.pretraining.run import evaluation_command
     from checkpoints.export import ViTExport
-    from pretrain.loop.exporting import exports_in, finished_export, is_run
+    from checkpoints.runs import finished_export, is_run
+    from pretrain.loop.exporting import exports_in
 
     folder = options.run
     if not is_run(folder):

@@ -22,8 +22,8 @@ class Options(CommandOptions):
 def run(options: Options) -> int:
     """0: the activations agree with the recorded ones; 1: they differ, first at the place that is printed."""
     from checkpoints.export import ViTExport, is_export
+    from checkpoints.runs import is_run
     from engine.printing import say
-    from pretrain.loop.exporting import is_run
 
     if is_run(options.folder) and not is_export(options.folder):
         exports = [path for path in sorted(Path(options.folder).iterdir()) if is_export(path)]

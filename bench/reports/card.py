@@ -24,10 +24,10 @@ from bench.results.record import CheckpointUsed, DataUsed, Result, TrainingCost
 from bench.results.store import comparable_results
 from bench.settings import named_values
 from checkpoints.export import CARD, CARD_MARK, COST, EVALUATIONS, ViTExport, is_card, is_export
+from checkpoints.runs import EXPORT, is_run
 from checkpoints.spec import ViTSpec
 from engine.files import digest, read_json, write_atomic
 from engine.printing import in_markdown, markdown_table, millions, printable
-from pretrain.loop.exporting import EXPORT, is_run
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult

@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints.export import ViTExport, is_export
+from checkpoints.runs import EXPORT, RUN, finished_export, identity_in
 from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension
-from engine.files import read_json
 from engine.seeding import START, seeded
 from engine.training.states import State, newest_state
 from pretrain.loop.records import cost_of
-from pretrain.loop.run_folder import RUN
 from pretrain.method import Method, TrainProgress
-
-EXPORT = "export"  # folder of the first branch; those of the others are export-BRANCH
 
 
 def exports_of(method: Method, facts: Mapping[str, Any]) -> Iterator[tuple[str, ViTExport]]:
@@ -85,21 +82,6 @@ def epochs_done(progress: TrainProgress) -> str:
     return f"{round(progress.time, 2):.6g}"
 
 
-def is_run(folder: Path | str) -> bool:
-    """Whether a folder has a run.json, possibly of another program, and is not a model itself."""
-    return (Path(folder) / RUN).is_file() and not (Path(folder) / "config.json").exists()
-
-
-def finished_export(folder: Path) -> Path | None:
-    """The folder of the first branch's export of a finished run; None before the end, even if an earlier epoch was
-    exported."""
-    path = folder / EXPORT
-    if not is_export(path):
-        return None
-    facts = read_json(path / "config.json")["vit_export"]
-    return path if facts.get("epochs", 0) >= identity_in(folder)["settings"]["epochs"] else None
-
-
 def exports_in(folder: Path) -> Iterator[tuple[str, ViTExport]]:
     """Folder name and export of each network of a run: the saved exports if the run is finished, otherwise those of its
     newest state.
@@ -134,18 +116,6 @@ def trained_method(folder: Path) -> tuple[Method, State]:
     except (KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"{folder}: its states do not fit {identity['method']} in this version") from error
     return method, state
-
-
-def identity_in(folder: Path) -> dict[str, Any]:
-    """The contents of run.json in `folder`. Raises ValueError if it does not describe a training."""
-    path = folder / RUN
-    try:
-        identity = read_json(path)
-        facts_of(identity, 0)  # raises an error if what it reads is missing
-        identity["method"], identity["settings"]["spec"], identity["settings"]["settings"]  # likewise
-    except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise ValueError(f"{path} does not describe a training ({type(error).__name__}: {error})") from error
-    return identity
 
 
 def method_of(identity: Mapping[str, Any], folder: Path) -> Method:

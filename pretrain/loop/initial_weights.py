@@ -17,9 +17,10 @@ from checkpoints.export import ViTExport
 from checkpoints.import_options import ImportOptions
 from checkpoints.positions import sincos_positions
 from checkpoints.resolve import load
+from checkpoints.runs import is_run
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
-from pretrain.loop.exporting import exports_in, is_run
+from pretrain.loop.exporting import exports_in
 from pretrain.method import Method
 from pretrain.recipe import Recipe
 

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from checkpoints.runs import RUN
 from engine.files import locked_or_refused, read_json, write_atomic
 from engine.training.states import states
 
 # These may differ on resuming: the images may have moved, and a newer version may cite a source in other words.
 NOT_COMPARED = ("data.url", "settings.source")
-RUN = "run.json"
 # Patterns of temporary files and folders that a killed process leaves behind (engine/files.py).
 TEMPORARY_RUN_JSON = f".{RUN}.*"
 LEFTOVERS = (TEMPORARY_RUN_JSON, ".log.jsonl.*", ".export.*", ".export-*.*", ".start.*", ".wandb-id.*")

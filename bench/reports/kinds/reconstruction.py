@@ -14,8 +14,9 @@ from PIL import Image
 from bench.reports.panels import Block, Panel, Picture, arranged
 from bench.reports.visualize import PictureRequest, Viewer, as_image, central_square, image_panel, method_views
 from checkpoints.export import is_export
+from checkpoints.runs import identity_in, is_run
 from imagesets.transforms import FILTERS
-from pretrain.loop.exporting import epochs_done, identity_in, is_run, progress_after, trained_method
+from pretrain.loop.exporting import epochs_done, progress_after, trained_method
 from pretrain.method import Method
 from pretrain.method import Reconstruction as ReconstructedPixels
 from pretrain.parts.masking import patchify
