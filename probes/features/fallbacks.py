@@ -9,14 +9,12 @@ listed with those of other networks.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
-from checkpoints.frozen import FrozenExport, FrozenSpec
-from engine.settings import Fraction
-from engine.tasks import Outcome, Task, Workspace
-from probes.features.extract import transform_of
-from probes.features.kinds import FeatureKind, Readout
+from checkpoints.frozen import FrozenSpec
+from engine.tasks import Outcome
+from probes.features.kinds import Readout
 
 WithPool = TypeVar("WithPool")
 
@@ -62,36 +60,3 @@ def _missing(readouts: Iterable[str], spec: FrozenSpec) -> str:
     elif any(int(blocks) > spec.depth for text in readouts for blocks in re.findall(r"\d+", text)):
         reasons.append(f"{spec.depth} block{'s' if spec.depth > 1 else ''}")
     return " and ".join(reasons)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledTask(Task):
-    """Base of probes that read one feature vector per image, with a pooling that the network supports."""
-
-    pool: Literal["cls", "avg"] = "cls"  # the feature: class token or mean of the patches
-    crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
-    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # for resizing images
-
-    @property
-    def kind(self) -> FeatureKind:
-        """The feature that the probe reads."""
-        return FeatureKind(self.pool)
-
-    def kinds(self, spec: FrozenSpec) -> tuple[FeatureKind, ...]:
-        """All features that the probe reads, `kind` first."""
-        return (self.kind,)
-
-    def check_network(self, spec: FrozenSpec) -> None:
-        with_supported_pool(self, spec).kind.check(spec, type(self).__module__.rpartition(".")[2])
-
-    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {transform_of(export, space, self).name: with_supported_pool(self, export.spec).kinds(export.spec)}
-
-    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        self.check_network(export.spec)
-        task = with_supported_pool(self, export.spec)
-        return record_fallback(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
-
-    def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
-        """The outcome of `run`, whose `pool` is one that the network supports."""
-        raise NotImplementedError

@@ -31,7 +31,6 @@ from probes.features.extract import (
     forward_bytes,
     transform_of,
 )
-from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.label_free import (
     RANKME_EPS,
@@ -45,6 +44,7 @@ from probes.label_free import (
     uniformity,
 )
 from probes.linear.train_transform import TrainTransform
+from probes.pooled import PooledTask
 from probes.scores import cost
 
 MAX_RANK_IMAGES = 25_600  # images for ranks, as in the paper of RankMe (section 3.2)

@@ -28,8 +28,8 @@ from imagesets.selection import evenly_spaced
 from imagesets.sets import ImageSet
 from imagesets.subsets import fraction
 from probes.features.extract import FeatureSet, extract, forward_bytes, transform_of
-from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
+from probes.pooled import PooledTask
 from probes.scores import accuracy, cost, gather_in_order, percent, prediction_arrays, with_blocks, with_class_means
 from probes.splits import check_labels, open_splits
 

@@ -22,9 +22,9 @@ from engine.work import Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import FeatureSet, extract, forward_bytes, transform_of
-from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.mosaics import Mosaics, candidate_boxes, centre_tiles, tile_numbers, tile_overlaps
+from probes.pooled import PooledTask
 from probes.scores import accuracy, cost, spread_out
 from probes.splits import check_labels, open_splits
 

@@ -22,7 +22,6 @@ from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import Extraction, FeatureSet, extract, forward_bytes, transform_of
-from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.lowshot.blocks import BLOCK_ROWS, PreparedRows, Preprocess
 from probes.lowshot.fitting import MAX_IN_MEMORY, SOLVERS, EvaluatedFit, FitSettings, Fitter, fit_subsets
@@ -37,6 +36,7 @@ from probes.lowshot.shots import (
     rows_of_images,
     subset_indices,
 )
+from probes.pooled import PooledTask
 from probes.scores import cost, mean_average_precision, nll_metric, prediction_arrays, spread_out, with_class_means
 from probes.splits import not_held_out_warning, open_splits
 

@@ -21,8 +21,8 @@ from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import ImageSet, open_set, parse_url
 from probes.features.extract import FeatureSet, extract, forward_bytes, transform_of
-from probes.features.fallbacks import PooledTask
 from probes.features.kinds import feature_bytes, feature_pass
+from probes.pooled import PooledTask
 from probes.scores import cost, gather_in_order
 from probes.splits import open_splits
 

@@ -27,8 +27,8 @@ from imagesets.selection import evenly_spaced
 from imagesets.sets import ImageSet, open_set, parse_url
 from imagesets.transforms import image_to_tensor
 from probes.features.extract import extract, forward_bytes, transform_of
-from probes.features.fallbacks import PooledTask
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
+from probes.pooled import PooledTask
 from probes.retrieved import KAPPAS, SCALES, describe_images, level_scores, multiscale
 from probes.scores import cost, mean_metric
 from probes.splits import check_labels, open_splits
