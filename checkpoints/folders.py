@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import constants, get_session, hf_hub_download, snapshot_download
 from torch import Tensor
 
 from checkpoints.allowed import Attributes, Ignored, path_text
@@ -105,6 +104,8 @@ def transformers_snapshot(repository: str) -> Path | None:
 
     Only weights in safetensors are downloaded. Raises ValueError if the hub is unreachable and its cache incomplete.
     """
+    from huggingface_hub import hf_hub_download, snapshot_download
+
     name, _, revision = repository.partition("@")
     try:
         with offline_if_unreachable():
@@ -124,6 +125,8 @@ def offline_if_unreachable() -> Iterator[None]:
 
     Raises ConnectionError if the cache lacks a file.
     """
+    from huggingface_hub import constants
+
     if constants.HF_HUB_OFFLINE or _is_reachable():
         yield
         return
@@ -141,6 +144,8 @@ def offline_if_unreachable() -> Iterator[None]:
 
 def _is_reachable() -> bool:
     """Whether the hub answers a request."""
+    from huggingface_hub import constants, get_session
+
     try:
         get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except Exception:  # any type of the hub's HTTP client

@@ -9,7 +9,7 @@ Shapes: B images, K classes.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +17,6 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn import functional as F
-from torchvision.transforms import Compose
 
 from imagesets.random_crops import PythonDraws, RandomResizedCrop
 
@@ -32,7 +31,7 @@ def random_transform(
     flip: float,
     erase: float,
     interpolation: Literal["bilinear", "bicubic"],
-) -> Compose:
+) -> Callable[[Image.Image], Tensor]:
     """Transform from an RGB image to (3, size, size) float32, normalised; its first step is the random crop.
 
     Random numbers come from the global generators.

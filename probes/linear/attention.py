@@ -15,8 +15,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from timm.layers import Mlp
-from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, AdamW, Optimizer
@@ -82,6 +80,8 @@ class CrossAttentionBlock(nn.Module):
     output is not projected (vjepa2 src/models/utils/modules.py, where the output projection is commented out)."""
 
     def __init__(self, width: int, heads: int) -> None:
+        from timm.layers import Mlp
+
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -101,6 +101,8 @@ class Vjepa2Head(nn.Module):
     one query, linear layer (vjepa2 src/models/attentive_pooler.py). depth: blocks, with that of cross-attention."""
 
     def __init__(self, width: int, classes: int, depth: int, heads: int, std: float = INIT_STD) -> None:
+        from timm.models.vision_transformer import Block
+
         super().__init__()
         if width % heads:
             raise ValueError(f"attention_heads={heads} must divide the tokens' width {width}")

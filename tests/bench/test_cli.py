@@ -215,3 +215,13 @@ def test_a_wrong_name_is_refused_without_importing_torch(wrong, named, tmp_path)
     done = run_python(code)
     assert done.stdout.split() == ["2", "False"]
     assert named in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_finished_run_imports_no_library_that_it_does_not_need(bench, exports, tmp_path):
+    words = ["run", "--checkpoint", str(exports[0]), "--suite", "knn@dino", "--data", "digits=digits:", "--limit", "30"]
+    words += ["--out", str(tmp_path)]
+    assert bench(*words)[0] == 0
+    code = f"import sys; from bench.cli import run_command; run_command({words!r}); print(sorted(sys.modules))"
+    *_, skipped, modules = run_python(code).stdout.splitlines()
+    assert "1 skipped" in skipped
+    assert not [name for name in {*HEAVY, "huggingface_hub"} - {"torch", "numpy", "PIL"} if f"'{name}'" in modules]
