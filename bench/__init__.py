@@ -40,7 +40,7 @@ def __getattr__(name: str) -> object:
 
         return version("ssl-vit-bench")
     if name == "Leaderboard":
-        from bench.reports.tables import Leaderboard
+        from bench.reports.leaderboard import Leaderboard
 
         return Leaderboard
     raise AttributeError(f"module 'bench' has no attribute {name!r}")

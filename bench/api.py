@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
-    from bench.reports.tables import Leaderboard
-    from bench.results.record import Result, Results
+    from bench.reports.leaderboard import Leaderboard
+    from bench.results.record import Result
+    from bench.results.table import Results
     from bench.statistics.compare import Comparisons
     from checkpoints.export import ViTExport
     from checkpoints.frozen import Forward, FrozenExport, FrozenSpec
@@ -389,7 +390,8 @@ def evaluate_suite(
     check(suite=suite, settings=settings, options=options)
     with commands():
         from bench.options import EvaluationOptions
-        from bench.results.record import Results, read_result
+        from bench.results.record import read_result
+        from bench.results.table import Results
         from bench.run.runner import run_jobs
         from engine.printing import say
 
@@ -457,7 +459,7 @@ def leaderboard(out: str | Path = OUT, *, published: bool = False, formats: Sequ
     `bench leaderboard --format`: "latex", "html", "parquet". ValueError for a folder without results.
     """
     with commands():
-        from bench.reports.files import FORMATS, write_leaderboard
+        from bench.reports.leaderboard import FORMATS, write_leaderboard
         from bench.reports.page import overview_frame
         from bench.results.record import check_folder
         from engine.printing import did_you_mean

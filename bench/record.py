@@ -30,8 +30,7 @@ import msgspec
 import numpy as np
 
 from bench.reports.card import CardSubject, Publication, card_files, read_config, without_folders
-from bench.reports.files import TEXT_FORMATS, in_latex
-from bench.reports.tables import leaderboard_of, with_ties
+from bench.reports.leaderboard import TEXT_FORMATS, in_latex, leaderboard_of, with_ties
 from bench.results.record import (
     CheckpointUsed,
     MetricRecord,

@@ -25,7 +25,7 @@ from bench.published.values import (
     set_name,
     values_of,
 )
-from bench.reports.tables import leaderboard_of
+from bench.reports.leaderboard import leaderboard_of
 from bench.results.record import Result, interval_decimals, suffix
 from bench.results.store import StoredResult
 from bench.run.prepare import named_urls

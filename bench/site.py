@@ -17,8 +17,8 @@ from bench.reports.card import CardSubject, read_config
 from bench.reports.contents import ReportContents, ReportTable, competing, contents, networks_of
 from bench.reports.drawing import svg_of
 from bench.reports.figures import board_styles, training_figure
+from bench.reports.leaderboard import Leaderboard, cell_text, leaderboard_of, with_ties
 from bench.reports.page import figures_of, packed, rendered
-from bench.reports.tables import Leaderboard, cell_text, leaderboard_of, with_ties
 from bench.reports.training_logs import TrainingLog, read_log
 from bench.results.record import CheckpointUsed, read_result, result_files
 from bench.results.store import StoredResult

@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 
-from bench.reports.tables import Leaderboard, leaderboard_of
+from bench.reports.leaderboard import Leaderboard, leaderboard_of
 from bench.results.record import (
     CheckpointUsed,
     DataUsed,

@@ -29,7 +29,7 @@ from bench.published.values import LOG, published_values
 from bench.record import bibtex_entries, cited
 from bench.reports.drawing import svg_of
 from bench.reports.figures import training_figure
-from bench.reports.tables import Leaderboard, cell_text, leaderboard_of
+from bench.reports.leaderboard import Leaderboard, cell_text, leaderboard_of
 from bench.results.record import CheckpointUsed
 from bench.settings import meanings, setting_text
 from bench.site import merged_results, training_log, write_site

@@ -32,8 +32,7 @@ class Options(CommandOptions):
 
 def run(options: Options) -> int:
     """0, even if a result file is damaged: it is reported, and the board is made of the others."""
-    from bench.reports.files import write_leaderboard
-    from bench.reports.tables import read_leaderboard, to_terminal
+    from bench.reports.leaderboard import read_leaderboard, to_terminal, write_leaderboard
     from bench.results.record import check_folder
     from engine.printing import say
 

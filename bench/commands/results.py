@@ -53,7 +53,7 @@ def run(options: Options) -> int:
 
 
 def _remove(out: Path, paths: list[Path], dry_run: bool) -> None:
-    from bench.reports.files import write_leaderboard
+    from bench.reports.leaderboard import write_leaderboard
     from bench.results.store import remove
 
     if dry_run:

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from bench.checkpoints import default_name, describe, epochs_of
 from bench.names import check_writable
 from bench.published.values import SETS
-from bench.reports.tables import Cell, cell_text, leaderboard_of
+from bench.reports.leaderboard import Cell, cell_text, leaderboard_of
 from bench.results.record import CheckpointUsed, DataUsed, Result, TrainingCost
 from bench.results.store import comparable_results
 from bench.settings import named_values

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path, PurePath
 from typing import Any, Literal, get_args
 
+from bench.reports.leaderboard import Cell, Leaderboard, cell_text, troubles, with_ties
 from bench.reports.ranks import MeanRanks, RankCorrelation, health_correlations, mean_ranks
-from bench.reports.tables import Cell, Leaderboard, cell_text, troubles, with_ties
 from bench.results.record import CheckpointUsed, Result, images_seen, time_text
 from bench.statistics.significance import Column, Key, PairedTestCache, p_value_cache, tie_letters
 from checkpoints.export import spec_in

@@ -21,7 +21,7 @@ from bench.reports.drawing import (
     use_integer_ticks,
     use_log_scale,
 )
-from bench.reports.tables import read_leaderboard
+from bench.reports.leaderboard import read_leaderboard
 from bench.reports.training_logs import TrainingLog, read_log, training_logs
 from bench.results.record import time_unit
 from engine.printing import did_you_mean

@@ -17,9 +17,9 @@ from bench.reports.figures import (
     sweep_figures,
     training_figure,
 )
+from bench.reports.leaderboard import Leaderboard, read_leaderboard
 from bench.reports.saved_pictures import report_pictures
 from bench.reports.sentences import common_notes, evidence, headline, verdict
-from bench.reports.tables import Leaderboard, read_leaderboard
 from bench.reports.training_logs import TrainingLog, training_logs
 from bench.results.record import end_text, time_unit
 from bench.statistics.significance import LETTERS

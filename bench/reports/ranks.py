@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.reports.tables import Leaderboard
+from bench.reports.leaderboard import Leaderboard
 from bench.results.store import StoredResult
 from bench.statistics.intervals import LEVEL
 from bench.statistics.matching import array_of

@@ -9,7 +9,7 @@ import io
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import floor, log10
 from pathlib import Path
@@ -20,13 +20,11 @@ import msgspec
 import numpy as np
 
 from engine.files import digest, open_regular, read_json, write_atomic
-from engine.optional import require
-from engine.printing import html_template
 from engine.tasks import Workspace
 from imagesets.sets import contents_differ
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    pass
 
 # Field of TrainingCost -> its unit in texts.
 COST_UNITS = {
@@ -309,13 +307,6 @@ class Result:
         """Metric -> its value, without interval and unit."""
         return {name: metric.value for name, metric in self.metrics.items()}
 
-    def to_pandas(self) -> "DataFrame":
-        """The rows of `Results.records`, one for each metric, as a DataFrame. ValueError without pandas."""
-        return Results([self]).to_pandas()
-
-    def _repr_html_(self) -> str:
-        return Results([self])._repr_html_()
-
     def __str__(self) -> str:
         """One line: `dino_small, knn@dino on cifar10: top1_k10 97.60 [96.0, 98.7], top5_k10 99.80 [...]`."""
         ending = ", ".join(f"{name} {metric}" for name, metric in self.metrics.items()) or self.message
@@ -336,55 +327,6 @@ class Result:
             return json.dumps(msgspec.to_builtins(self, enc_hook=_plain), indent=1, allow_nan=False) + "\n"
         except TypeError as error:
             raise ValueError(f"{self.protocol.name}: a fact is not a JSON value: {error}") from error
-
-
-TABLE = """<table><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>
-{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}</table>"""
-
-
-class Results(list[Result]):
-    """A list of results, which prints as a line for each; a notebook shows it as a table."""
-
-    @property
-    def records(self) -> list[dict[str, Any]]:
-        """A dictionary for each metric of each result.
-
-        Keys: checkpoint, data, protocol, metric, value, unit, low and high (the 95 % interval, or None), seed, and
-        variant (`Result.variant` as text).
-        """
-        return [
-            {"checkpoint": result.checkpoint.name, "data": result.data.name, "protocol": result.protocol.name}
-            | {"metric": name, "value": metric.value, "unit": metric.unit}
-            | dict(zip(("low", "high"), metric.interval or (None, None), strict=True))
-            | {"seed": result.seed, "variant": " ".join(result.variant)}
-            for result in self
-            for name, metric in result.metrics.items()
-        ]
-
-    def to_pandas(self) -> "DataFrame":
-        """`records` as a pandas DataFrame. ValueError if pandas is not installed."""
-        return as_frame(self.records)
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self))
-
-    def _repr_html_(self) -> str:
-        heads = ("checkpoint", "data", "protocol", "metric", "value [95 % interval]")
-        rows = [
-            (result.checkpoint.name, result.data.name, " ".join((result.protocol.name, *result.variant)), name, metric)
-            for result in self
-            for name, metric in result.metrics.items()
-        ]
-        return html_template(TABLE).render(heads=heads, rows=rows)
-
-
-def as_frame(records: Sequence[Mapping[str, Any]]) -> "DataFrame":
-    """Rows as a pandas DataFrame, with a column for each key. ValueError if pandas is not installed."""
-    require("pandas")
-    from pandas import DataFrame
-
-    return DataFrame(list(records))
 
 
 def short(value: Any) -> str:

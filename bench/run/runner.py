@@ -22,8 +22,7 @@ from bench.checkpoints import LoadedCheckpoint
 from bench.names import ready_device
 from bench.options import EvaluationOptions
 from bench.published.values import against_published
-from bench.reports.files import write_leaderboard
-from bench.reports.tables import to_terminal
+from bench.reports.leaderboard import to_terminal, write_leaderboard
 from bench.results.record import MetricRecord, Result, failure_path, images_seen, number_text, record
 from bench.run.prepare import (
     Job,

@@ -15,6 +15,7 @@ import bench as api
 from bench.api import in_python
 from bench.cli import parsed
 from bench.results.record import read_result, result_files
+from bench.results.table import Results
 from checkpoints.export import ViTExport
 from engine.training.interruptions import Stopped
 from probes.features.kinds import FeatureKind
@@ -126,7 +127,7 @@ def test_a_suite_takes_several_checkpoints_and_torch_datasets(exports, tmp_path)
     assert len(frame) == sum(len(result.metrics) for result in results)
     top1 = results[0].metrics["top1_k10"]
     assert (frame.value[0], frame.low[0]) == (top1.value, top1.interval[0])
-    assert results[2]._repr_html_().count("<tr>") == 1 + len(results[2].metrics)
+    assert Results(results[2:3])._repr_html_().count("<tr>") == 1 + len(results[2].metrics)
     board = api.leaderboard(tmp_path).to_pandas()
     assert set(board.checkpoint) == {"Sequential", "first"}
 
@@ -182,7 +183,7 @@ def test_visualize_and_the_version(exports, tmp_path):
 def test_a_table_without_pandas_is_one_line(exports, tmp_path, monkeypatch):
     result = api.evaluate(exports[0], "knn@dino", "digits:", limit=30, out=tmp_path)
     monkeypatch.setitem(sys.modules, "pandas", None)
-    for to_pandas in (result.to_pandas, api.leaderboard(tmp_path).to_pandas):
+    for to_pandas in (Results([result]).to_pandas, api.leaderboard(tmp_path).to_pandas):
         with pytest.raises(ValueError, match=r"pandas is not installed.*\[tables\]") as caught:
             to_pandas()
         assert "\n" not in str(caught.value)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from made_results import made_result, save_result
 
-from bench.reports.files import write_leaderboard
+from bench.reports.leaderboard import write_leaderboard
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed
 from bench.statistics.compare import Comparison, Comparisons, to_text
 from bench.statistics.paired import compare_images

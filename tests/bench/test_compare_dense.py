@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_compare import left_out, save
 
-from bench.reports.files import write_leaderboard
+from bench.reports.leaderboard import write_leaderboard
 from bench.results.record import MetricRecord, read_arrays, read_result, result_files
 from engine.tasks import MAX_RESAMPLES
 

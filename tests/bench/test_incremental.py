@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_compare import IMAGES, first_correct, save
 
-from bench.reports.files import write_leaderboard
+from bench.reports.leaderboard import write_leaderboard
 from bench.results import store
 from bench.results.record import CheckpointUsed, MetricRecord, Result, read_result, record, result_files, write_result
 from bench.statistics import matching

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from made_results import made_metrics, made_result, save_result
 
-from bench.reports import files
-from bench.reports.files import to_csv, to_markdown, write_leaderboard
-from bench.reports.tables import leaderboard_of, text_table, to_terminal
+from bench.reports import leaderboard
+from bench.reports.leaderboard import leaderboard_of, text_table, to_csv, to_markdown, to_terminal, write_leaderboard
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, TrainingCost
 
 A = CheckpointUsed(name="alpha", digest="a" * 64, method="dino", architecture="vit_small", parameters=21665664)
@@ -112,7 +111,7 @@ def test_a_damaged_file_is_reported_and_left_out(tmp_path):
 
 def test_a_result_saved_while_the_leaderboard_is_written_is_included(tmp_path, monkeypatch):
     save_result(tmp_path, result(A))
-    read_leaderboard = files.read_leaderboard
+    read_leaderboard = leaderboard.read_leaderboard
 
     def read_before_another_process_saves(out, published):
         leaderboard = read_leaderboard(out, published)
@@ -120,7 +119,7 @@ def test_a_result_saved_while_the_leaderboard_is_written_is_included(tmp_path, m
             save_result(out, result(B))
         return leaderboard
 
-    monkeypatch.setattr(files, "read_leaderboard", read_before_another_process_saves)
+    monkeypatch.setattr(leaderboard, "read_leaderboard", read_before_another_process_saves)
     assert len(write_leaderboard(tmp_path).rows) == 2
     assert "beta" in (tmp_path / "leaderboard.csv").read_text()
 

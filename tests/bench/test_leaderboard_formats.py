@@ -28,8 +28,7 @@ from made_results import (
 from markdown_it import MarkdownIt
 
 from bench.commands.leaderboard import Options
-from bench.reports.files import FORMATS, in_latex
-from bench.reports.tables import Leaderboard, to_terminal
+from bench.reports.leaderboard import FORMATS, Leaderboard, in_latex, to_terminal
 from bench.results.record import ProtocolUsed, TrainingCost
 from engine.printing import printable
 

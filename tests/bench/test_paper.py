@@ -8,7 +8,7 @@ from made_results import made_checkpoint, made_metrics, made_result
 
 from bench.record import TABLE, bibtex_entries, cited, paper_files
 from bench.reports.card import Publication
-from bench.reports.files import in_latex
+from bench.reports.leaderboard import in_latex
 from bench.results.record import DataUsed, ProtocolUsed
 from bench.run.suites import catalogue
 from engine.extensions import source_files

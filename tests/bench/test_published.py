@@ -18,8 +18,7 @@ from bench.published.values import (
     tolerance_of,
     values_of,
 )
-from bench.reports.files import write_leaderboard
-from bench.reports.tables import to_terminal, with_published
+from bench.reports.leaderboard import to_terminal, with_published, write_leaderboard
 from bench.reproduce import protocol_of, statuses, trained_by, untrained
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result, result_path, write_result
 from bench.run.runner import branch_of

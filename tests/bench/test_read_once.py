@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from small_exports import make_foreign
 
-from bench.reports.files import write_leaderboard
+from bench.reports.leaderboard import write_leaderboard
 from bench.run.prepare import open_data
 from downstream.data.scenes import open_both
 from engine import files

@@ -18,10 +18,9 @@ from shown_results import Elements, report_of
 from bench.record import check_record, write_record
 from bench.reports.card import Publication
 from bench.reports.contents import contents, networks_of
-from bench.reports.files import write_leaderboard
+from bench.reports.leaderboard import read_leaderboard, write_leaderboard
 from bench.reports.page import letter_ranges, page_of
 from bench.reports.ranks import mean_ranks, spearman
-from bench.reports.tables import read_leaderboard
 from bench.results.record import ProtocolUsed
 from bench.site import merged_results, site_pages
 from bench.statistics.compare import compare

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_results import RESULT
 
-from bench.reports.files import write_leaderboard
+from bench.reports.leaderboard import write_leaderboard
 from bench.results.record import ProtocolUsed, Result, failure_path, result_path, result_stem, write_result
 from engine.tasks import Workspace
 

@@ -20,7 +20,7 @@ from measuring import peak
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from made_results import made_checkpoint, made_result, save_result
 
-from bench.reports.files import write_leaderboard
+from bench.reports.leaderboard import write_leaderboard
 from bench.results.record import DataUsed, MetricRecord, ProtocolUsed
 from bench.statistics.compare import compare
 from engine.files import digest

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.reports.contents import contents
+from bench.reports.leaderboard import leaderboard_of
 from bench.reports.page import page_of
-from bench.reports.tables import leaderboard_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
 from bench.results.store import StoredResult
 
