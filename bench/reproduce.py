@@ -1,15 +1,17 @@
 """`bench reproduce`: published numbers, the numbers measured here, and the commands that measure them.
 
-A published value can be measured by a named protocol, by a protocol with changed settings, or, for a stated reason, not
-at all; its weights are given by the user, or trained first. Measurements are read from the results in a folder, or from
-the log of a training.
+A plan is a list of published values: a table of a source, or `today`, current networks by common protocols. A value
+names its weights, protocol, settings and images. It can be measured by a named protocol, by a protocol with changed
+settings, or, for a stated reason, not at all; its weights are given by the user, downloaded by timm, or trained first.
+Measurements are read from the results in a folder, or from the log of a training.
 """
 
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from math import isnan, nan
 from pathlib import Path
 from typing import Literal
 
@@ -26,24 +28,38 @@ from bench.published.values import (
     values_of,
 )
 from bench.reports.leaderboard import leaderboard_of
-from bench.results.record import Result, interval_decimals, suffix
+from bench.results.record import Result, interval_decimals, number_with_interval, suffix
 from bench.results.store import StoredResult
-from bench.run.prepare import named_urls
-from bench.run.suites import ChosenProtocol, catalogue, changed_protocols
+from bench.run.prepare import named_urls, open_data
+from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from bench.settings import named_values
 from checkpoints.export import is_export
 from checkpoints.frozen import SCHEME
 from checkpoints.import_options import TIMM_SCHEMES
-from checkpoints.runs import EXPORT, finished_export, identity_in, is_run
-from checkpoints.spec import ViTSpec
+from checkpoints.runs import EXPORT, identity_in, is_run
+from engine.errors import command, in_one_line
 from engine.extensions import load_extension, source_files, warn_of
-from engine.files import read_json
-from engine.printing import did_you_mean, printable
+from engine.printing import did_you_mean, in_markdown, markdown_table, printable
 from engine.printing import table as text_table
+from engine.tasks import Workspace
 from pretrain.loop.records import cost_of
 
 Status = Literal["named", "set", "none"]
 STATUSES: tuple[Status, ...] = ("named", "set", "none")
+
+TODAY = "today"  # name of the plan of these weights: timm's copies where it has any, else what to look for
+WEIGHTS = {
+    "dino-s16": "timm:vit_small_patch16_224.dino",
+    "dino-b": "timm:vit_base_patch16_224.dino",
+    "ibot-b": "",  # https://github.com/bytedance/ibot, ViT-B/16, teacher
+    "mae-b": "timm:vit_base_patch16_224.mae",
+    "dinov2-s": "timm:vit_small_patch14_dinov2.lvd142m",
+    "dinov2-b": "timm:vit_base_patch14_dinov2.lvd142m",
+    "dinov3-s": "timm:vit_small_patch16_dinov3.lvd1689m",
+    "dinov3-b": "timm:vit_base_patch16_dinov3.lvd1689m",
+}
+SUITE = "knn@dino,linear@dinov2,attentive@ep,lowshot@msn,segmentation_linear@dinov3,depth_linear@dinov3"
+Z95 = 1.959964  # half the width of a 95 % interval in standard errors, of a normal distribution
 
 
 @cache
@@ -52,6 +68,45 @@ def protocols() -> Mapping[str, ChosenProtocol]:
     known = catalogue()
     warn_of(known.broken)
     return known.protocols
+
+
+def plan_of(name: str, suite: str | None = None) -> list[PublishedValue]:
+    """The values of a plan. ValueError if there is none of this name, or if nothing of `suite` is in it.
+
+    suite: only the values that these protocols measure; None for all.
+    """
+    plan = networks_of_today() if name == TODAY else list(values_of(name))
+    if suite is not None:
+        chosen = {protocol.name for protocol in choose_protocols(suite, catalogue())}
+        plan = [value for value in plan if value.protocol in chosen]
+        if not plan:
+            raise ValueError(f"--suite {suite}: no value of {name} is measured by it")
+    return plan
+
+
+def networks_of_today() -> list[PublishedValue]:
+    """Each network by all protocols of SUITE, and its published values by these tasks on the same images.
+
+    Values that no source published are NaN.
+    """
+    suite = choose_protocols(SUITE, catalogue())
+    tasks, data = {protocol.key for protocol in suite}, {protocol.layout or "imagenet" for protocol in suite}
+    plan: list[PublishedValue] = []
+    for name in WEIGHTS:
+        of_network = [value for value in published_values() if value.checkpoint == name and not value.network]
+        values = [value for value in of_network if value.data in data and not unmeasured(value)]
+        published = [value for value in values if value.protocol != LOG and protocol_of(value).key in tasks]
+        measured = {value.protocol for value in published if not value.settings}
+        unpublished = dict.fromkeys(("setting", "source", "note", "settings", "metric"), "") | {"table": TODAY}
+        for protocol in suite:
+            if protocol.name not in measured:
+                # Dense tasks begin with the positions of the weights, at whatever size these are.
+                importer = of_network[0].importer.split()[0] if protocol.layout else of_network[0].importer
+                facts = unpublished | {"protocol": protocol.name, "data": protocol.layout or "imagenet"}
+                value = replace(of_network[0], value=nan, std=None, importer=importer)
+                published.append(replace(value, **facts))  # type: ignore[arg-type]
+        plan += [replace(value, pretraining="") for value in published]
+    return plan
 
 
 def statuses(value: PublishedValue) -> tuple[Status, Status]:
@@ -111,9 +166,6 @@ def trained_by(value: PublishedValue) -> tuple[str, str, Sequence[str]]:
 
 
 START = "start"  # folder of a pretraining with its initial weights, and the `network` of values measured on these
-HEADER = """#!/usr/bin/env bash
-# {table}: {caption}
-# Every command can be repeated: finished work is skipped, interrupted work is resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,14 +185,20 @@ class Setup:
         """The folder of the training of a value's weights."""
         return self.out / "pretraining" / value.checkpoint
 
+    def training_images(self, value: PublishedValue) -> str:
+        """The user's URL of the images that the weights were pretrained on, or an example URL."""
+        name, example = PRETRAINED_ON[value.images]
+        return self.data.get(name, example)
+
     def export(self, value: PublishedValue) -> Path:
         """The export, in the training's folder, of the network on which the value was measured."""
         names = {"": EXPORT, START: START}
         return self.training(value) / names.get(value.network, f"{EXPORT}-{value.network}")
 
     def reference(self, value: PublishedValue) -> str:
-        """The user's reference to the value's network, or else to its checkpoint; "" if there is none."""
-        return self.checkpoints.get(run_name(value)) or self.checkpoints.get(value.checkpoint, "")
+        """The user's reference to the value's network or its checkpoint, or timm's copy; "" if there is none."""
+        timm = WEIGHTS.get(run_name(value), "")
+        return self.checkpoints.get(run_name(value)) or self.checkpoints.get(value.checkpoint) or timm
 
 
 def run_name(value: PublishedValue) -> str:
@@ -167,45 +225,40 @@ def named_data(texts: Sequence[str]) -> dict[str, str]:
     return urls
 
 
-def commands_of(value: PublishedValue, setup: Setup) -> list[list[str]]:
-    """The commands that measure a value, in order, each as a list of words; empty if it cannot be measured."""
-    if unmeasured(value):
-        return []
-    commands, reference = weights_of(value, setup)
-    if value.protocol == LOG:
-        return commands
-    return [*commands, run_command(reference, run_name(value), [value.protocol], value.settings, [value.data], setup)]
+def commands_of(values: Sequence[PublishedValue], setup: Setup) -> list[list[str]]:
+    """The commands that measure values of one network, settings and image set, in order, each as a list of words.
 
-
-def run_command(
-    reference: str, name: str, protocols: Sequence[str], settings: str, data: Iterable[str], setup: Setup
-) -> list[str]:
-    """The words of the `bench run` that evaluates a checkpoint.
-
-    settings: changes `FIELD=VALUE ...` of each of the protocols. data: names of published image sets.
+    Empty if they cannot be measured.
     """
-    words = ["bench", "run", "--checkpoint", reference, "--name", name, "--suite", ",".join(protocols)]
-    words += ["--data", *(f"{image_set}={setup.url(image_set)}" for image_set in data), "--out", str(setup.out)]
-    if settings:
-        words += ["--set", *(f"{protocol}.{change}" for protocol in protocols for change in settings.split())]
-    return with_torchrun(words, setup)
+    first = values[0]
+    if unmeasured(first):
+        return []
+    commands, reference = weights_of(first, setup)
+    if first.protocol == LOG:
+        return commands
+    names = list(dict.fromkeys(value.protocol for value in values))
+    words = command(
+        "run",
+        checkpoint=reference,
+        name=run_name(first),
+        suite=",".join(names),
+        data=f"{first.data}={setup.url(first.data)}",
+        out=setup.out,
+        set=[f"{name}.{change}" for name in names for change in first.settings.split()],
+    )
+    return [*commands, with_torchrun(words, setup)]
 
 
 def weights_of(value: PublishedValue, setup: Setup) -> tuple[list[list[str]], str]:
     """The commands that obtain the weights, and the reference to them for `bench run --checkpoint`."""
     if (reference := setup.reference(value)) and value.protocol != LOG:
         return _import_if_needed(value, reference, setup)
-    if not untrained(value):
-        return [with_torchrun(_pretrain_command(value, setup), setup)], str(setup.export(value))
-    return [], f"PATH-OF-{run_name(value)}"
-
-
-def _pretrain_command(value: PublishedValue, setup: Setup) -> list[str]:
+    if untrained(value):
+        return [], f"PATH-OF-{run_name(value)}"
     method, recipe, changes = trained_by(value)
-    name, example = PRETRAINED_ON[value.images]
-    words = ["bench", "pretrain", method, "--recipe", recipe, "--images", setup.data.get(name, example)]
-    words += ["--out", str(setup.training(value)), "--resume"]
-    return [*words, "--set", *changes] if changes else words
+    options = {"recipe": recipe, "images": setup.training_images(value), "out": setup.training(value)}
+    words = command("pretrain", method, **options, resume=True, set=changes)
+    return [with_torchrun(words, setup)], str(setup.export(value))
 
 
 def with_torchrun(words: list[str], setup: Setup) -> list[str]:
@@ -228,13 +281,13 @@ def _import_if_needed(value: PublishedValue, reference: str, setup: Setup) -> tu
     if not options or is_export(Path(reference).expanduser()):
         return [], source
     folder = str(setup.out / "imports" / run_name(value))
-    return [["bench", "import", source, "--out", folder, *options]], folder
+    return [[*command("import", source, out=folder), *options]], folder
 
 
-def other_weights(value: PublishedValue, method: str, architecture: str, epochs: float = 0) -> str:
+def other_weights(value: PublishedValue, method: str, architecture: str) -> str:
     """How weights differ from the published ones: `of mae, not moca`; "" if no difference is known.
 
-    method: of the export or the importer; timm and transformers do not name one. epochs: 0 if unknown.
+    method: of the export or the importer; timm and transformers do not name one.
     """
     if method in (SCHEME, "pixels"):
         return "not a checkpoint of a pretraining method, so its weights cannot be identified"
@@ -243,111 +296,100 @@ def other_weights(value: PublishedValue, method: str, architecture: str, epochs:
         differences.append(f"of {method}, not {' or '.join(sorted(published_methods)) or value.model}")
     if architecture and not architecture.startswith(value.architecture):
         differences.append(f"a {architecture}, not a {value.architecture}")
-    if epochs and value.epochs and abs(epochs - float(value.epochs)) >= 1:
-        differences.append(f"after {epochs:g} epochs, not {value.epochs}")
     return ", ".join(differences)
 
 
-def _difference_of(value: PublishedValue, reference: str) -> str:
-    """`other_weights` for a reference: from the facts of an export or training, or the scheme; no weights are read."""
-    scheme, path = reference.partition(":")[0], Path(reference).expanduser()
-    if is_run(path):
-        path = finished_export(path) or path
-    if is_export(path):
-        facts = read_json(path / "config.json")["vit_export"]
-        spec = ViTSpec(**facts["spec"])
-        return other_weights(value, str(facts.get("method") or ""), spec.label, facts.get("epochs") or 0)
-    if is_run(path):
-        return other_weights(value, identity_in(path)["method"], "")
-    return other_weights(value, scheme, "") if scheme in (*source_files("importers"), SCHEME, "pixels") else ""
+def missing(plan: Sequence[PublishedValue], setup: Setup) -> Iterator[str]:
+    """Lines `missing: ...` about images and weights that the commands need, and `note: ...` about differences."""
+    measurable = [value for value in plan if not unmeasured(value)]
+    for data in dict.fromkeys(value.data for value in measurable if value.protocol != LOG):
+        space = Workspace(cache=setup.out / "cache", data=setup.url(data))
+        try:
+            images = open_data(data, setup.url(data), space, val_alone=True).images
+            if dict(images) != dict(SETS[data].images):
+                yield f"note: {data} has {_counts(images)} images, the published set {_counts(SETS[data].images)}"
+        except ValueError as error:
+            yield f"missing: {in_one_line(error)}"
+    lines: dict[str, None] = {}
+    for value in measurable:
+        reference = "" if value.protocol == LOG else setup.reference(value)
+        if reference:
+            path = None if reference.startswith(f"{SCHEME}:") else absent_file(reference)
+            if path:
+                lines[f"missing: {run_name(value)}: {path} does not exist"] = None
+        elif untrained(value):
+            lines[f"note: {run_name(value)}: no weights; give --checkpoints {run_name(value)}=PATH"] = None
+        elif path := absent_images(setup.training_images(value)):
+            lines[f"missing: images to pretrain {value.checkpoint} on: {path} does not exist"] = None
+    yield from lines
 
 
-def missing_for(value: PublishedValue, setup: Setup) -> list[str]:
-    """What is missing to measure a value: `weights`, `data`, or a protocol or method; empty if nothing is missing."""
-    if reason := unmeasured(value):
-        return list(dict.fromkeys(filter(None, (reason, untrained(value)))))
-    if value.protocol == LOG:
-        return _missing_data(PRETRAINED_ON[value.images][0], setup)
-    return [*_missing_weights(value, setup), *_missing_data(value.data, setup)]
+HEADER = """#!/usr/bin/env bash
+# {name}: {caption}
+# Every command, and the script, can be repeated: finished work is skipped, interrupted work is resumed.
+set -euo pipefail
+
+# Lists what is missing, and stops if anything is."""
 
 
-def _missing_weights(value: PublishedValue, setup: Setup) -> list[str]:
-    if reference := setup.reference(value):
-        if path := None if reference.startswith(f"{SCHEME}:") else absent_file(reference):
-            return [f"weights, as {path} does not exist"]
-        difference = _difference_of(value, reference)
-        return [f"these weights, as {reference} is {difference}"] if difference else []
-    return [] if is_export(setup.export(value)) else ["weights"]
+def script(name: str, plan: Sequence[PublishedValue], setup: Setup, suite: str | None = None) -> Iterator[str]:
+    """The lines of a shell script that measures a plan: values, and below them the commands that measure them.
 
-
-def _missing_data(name: str, setup: Setup) -> list[str]:
-    if name not in setup.data:
-        return ["data"]
-    path = absent_images(setup.data[name])
-    return [f"data, as {path} does not exist"] if path else []
-
-
-def _example_comments(table: str, setup: Setup) -> Iterator[str]:
-    """A comment for every example URL in the script that the user has to replace."""
-    urls = {value.data: SETS[value.data].url for value in values_of(table) if value.data}
-    urls |= dict(PRETRAINED_ON[value.images] for value in values_of(table) if value.pretraining and value.images)
-    for name, url in urls.items():
-        if name not in setup.data:
-            yield f"# {url} is an example: change it to where yours are, or give --data {name}=URL"
-
-
-def script(table: str, setup: Setup) -> Iterator[str]:
-    """The lines of a shell script that measures a table: every command once, below the value that it measures."""
-    yield HEADER.format(table=table, caption=TABLES[table])
-    yield from _example_comments(table, setup)
-    yield "set -euo pipefail"
+    suite: by which `plan_of` chose the values.
+    """
+    out = str(setup.out)
+    data = [f"{data}={url}" for data, url in setup.data.items()]
+    checkpoints = [f"{weights}={reference}" for weights, reference in setup.checkpoints.items()]
+    yield from HEADER.format(name=name, caption=caption_of(name)).split("\n")
+    yield shlex.join(command("reproduce", name, check=True, suite=suite, data=data, checkpoints=checkpoints, out=out))
+    runs: dict[tuple[str, ...], list[PublishedValue]] = {}
+    for value in plan:
+        weights = (run_name(value), value.network, value.pretraining, value.importer)
+        runs.setdefault((*weights, value.settings, value.data, unmeasured(value)), []).append(value)
     written: set[str] = set()
-    for value in values_of(table):
-        commands = [shlex.join(words) for words in commands_of(value, setup)]
+    for values in runs.values():
         yield ""
-        yield printable(f"# {value.what}: {value.measured_by}, published {value.value:g}")
-        missing = missing_for(value, setup)
-        yield from (f"# not here: {reason}" for reason in missing if not commands or reason.startswith("these weights"))
-        without_weights = [command for command in commands if "PATH-OF-" in command]
-        yield from ("# weights: give --checkpoints NAME=PATH" for _ in without_weights)
-        yield from (f"# {command}" for command in without_weights)
-        for command in commands:
-            if command not in without_weights and command not in written:
-                yield command
-                written.add(command)
+        for value in values:
+            published = "not published" if isnan(value.value) else f"published {value.value:g}"
+            yield printable(f"# {value.what}: {value.measured_by}, {published}")
+        if reason := unmeasured(values[0]):
+            yield f"# not here: {reason}"
+        for line in map(shlex.join, commands_of(values, setup)):
+            if "PATH-OF-" in line:
+                yield f"# weights: give --checkpoints {run_name(values[0])}=PATH"
+                yield f"# {line}"
+            elif line not in written:
+                yield line
+                written.add(line)
+    yield ""
+    compare = command("reproduce", name, suite=suite, out=out)
+    yield f"{shlex.join(compare)} | tee {shlex.quote(f'{out}-published.md')}"
+    if any(" run " in line for line in written):
+        yield shlex.join(command("record", out, to=f"{out}-record"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """A number measured here."""
 
-    number: float  # in the unit of the published one
+    number: float
+    unit: str
     interval: tuple[float, float] | None = None
     remarks: tuple[str, ...] = ()  # why it may not be comparable with the published one
 
 
-def measurement(
-    value: PublishedValue,
-    results: Sequence[StoredResult],
-    setup: Setup,
-) -> Measurement | None:
+def measurement(value: PublishedValue, results: Sequence[StoredResult], setup: Setup) -> Measurement | None:
     """The number measured here for a published value, the mean over seeds; None if there is none."""
     if value.protocol == LOG:
-        return measured_cost(setup.training(value), value.metric)
+        return measured_cost(setup.training(value), value)
     matching = [stored.result for stored in results if _is_of(stored.result, value)]
     if not matching:
         return None
-    group = min(matching, key=lambda result: _distance(result, value)).group
-    column = group, value.metric
+    # The closest to the published measurement: on the published images, with the fewest variations, by name.
+    first = min(matching, key=lambda r: (not _on_published_images(r, value), len(r.variant), r.group))
+    column = first.group, value.metric or next(iter(first.metrics))
     cell = next(cells[column] for cells in leaderboard_of(matching).rows.values() if column in cells)
-    first = next(result for result in matching if result.group == group)
-    return Measurement(number=cell.mean, interval=cell.interval, remarks=_remarks(first, value))
-
-
-def _distance(result: Result, value: PublishedValue) -> tuple[bool, int, str]:
-    """Sort key of results, the closest to the published measurement first: on the published images, with the fewest
-    variations such as a lower precision, by name."""
-    return not _on_published_images(result, value), len(result.variant), result.group
+    return Measurement(number=cell.mean, unit=cell.unit, interval=cell.interval, remarks=_remarks(first, value))
 
 
 def _on_published_images(result: Result, value: PublishedValue) -> bool:
@@ -362,7 +404,7 @@ def _is_of(result: Result, value: PublishedValue) -> bool:
     return (
         result.status == "ok"
         and result.limit is None
-        and value.metric in result.metrics
+        and (value.metric in result.metrics or not value.metric)
         and result.protocol.version == protocol.protocol.version
         and dict(result.protocol.changes) == dict(protocol.changes)
         and (result.data.name == value.data or _on_published_images(result, value))
@@ -386,7 +428,7 @@ def _counts(images: Mapping[str, int]) -> str:
     return " + ".join(f"{count} {split}" for split, count in images.items())
 
 
-def measured_cost(folder: Path, metric: str) -> Measurement | None:
+def measured_cost(folder: Path, value: PublishedValue) -> Measurement | None:
     """Hours, minutes of an epoch, or GPU memory (GB) of the training in `folder`; None if unknown.
 
     Hours are extrapolated to all epochs from the speed so far.
@@ -399,81 +441,76 @@ def measured_cost(folder: Path, metric: str) -> Measurement | None:
         "hours": ("seconds_per_epoch", epochs / 3600),
         "minutes_per_epoch": ("seconds_per_epoch", 1 / 60),
         "gpu_memory": ("gpu_memory_gib", 1.0),  # papers print what drivers show, which is GiB, as GB
-    }[metric]
+    }[value.metric]
     remarks = (f"on {spent['devices']}",) if spent.get("devices") else ()
-    return Measurement(number=spent[name] * scale, remarks=remarks) if name in spent else None
+    return Measurement(number=spent[name] * scale, unit=value.unit, remarks=remarks) if name in spent else None
 
 
-HEADS = ("table", "values", *("measured by: protocol", "--set", "nothing"), *("trained by: recipe", "--set", "nothing"))
+HEADS = ("weights", "what", "measured by", "published", "measured", "difference", "in standard errors", "source")
+
+
+def table(plan: Sequence[PublishedValue], setup: Setup, results: Sequence[StoredResult]) -> Iterator[str]:
+    """A Markdown table of the values of a plan: published, measured, and their difference."""
+    rows = []
+    for value in plan:
+        spread = f" +- {value.std:g}" if value.std is not None else ""
+        published = "" if isnan(value.value) else f"{value.value:g}{suffix(value.unit)}{spread}"
+        cells = differences(value, measurement(value, results, setup))
+        source = "; ".join(filter(None, (value.source, value.note)))
+        rows.append((run_name(value), value.what, value.measured_by, published, *cells, source))
+    yield from markdown_table([HEADS, *(map(in_markdown, row) for row in rows)])
+    yield from ("", "In brackets: 95 % intervals over the validation images. Standard errors are of the same images;")
+    yield "published numbers are taken as exact."
+
+
+def differences(value: PublishedValue, measured: Measurement | None) -> tuple[str, str, str]:
+    """The measured value with its interval and remarks, the difference, and the difference in standard errors."""
+    if measured is None:
+        return "not measured", "", ""
+    text = "; ".join([number_with_interval(measured.number, measured.unit, measured.interval), *measured.remarks])
+    if isnan(value.value):
+        return text, "", ""
+    difference, digits = measured.number - value.value, interval_decimals(value.value, value.unit) + 1
+    low, high = measured.interval or (0.0, 0.0)
+    errors = f"{difference * 2 * Z95 / (high - low):+.1f}" if high > low else ""
+    return text, f"{difference:+.{digits}f}", errors
+
+
+COUNTS = ("plan", "values", *("measured by: protocol", "--set", "nothing"), *("trained by: recipe", "--set", "nothing"))
 LEGEND = (
     "measured by: a named protocol (for a cost: the log of a training), or one with settings changed by --set.",
     "trained by: how the weights can be pretrained here, even if they are published.",
+    "published beside measured: bench reproduce PLAN; the commands: bench reproduce --plan PLAN",
 )
 
 
+def caption_of(name: str) -> str:
+    """What a plan measures."""
+    return TABLES.get(name, f"{len(WEIGHTS)} current networks by {SUITE.replace(',', ', ')}")
+
+
 def listing() -> Iterator[str]:
-    """A line for each table: id, number of values, how many can be measured in which way, caption."""
-    width = max(map(len, TABLES))
-    for table, caption in TABLES.items():
-        values, named, changed, none, *_ = count_of(table)
-        counts = f"{values:3} values: {named:3} by a named protocol, {changed:2} by --set, {none:2} not at all;"
-        yield f"{table:{width}}  {counts}  {caption}"
-    yield ""
-    yield "one of them, value by value, with the commands: bench reproduce TABLE"
-
-
-def summary() -> Iterator[str]:
-    """The counts of every table and of all tables, and why the other values cannot be measured or trained here."""
-    counts = {table: count_of(table) for table in TABLES}
-    counts["all"] = [sum(column) for column in zip(*counts.values(), strict=True)]
-    yield from text_table([HEADS, *((name, *row) for name, row in counts.items())], right=range(1, len(HEADS)))
+    """The counts of every table and of all tables."""
+    counts = {table: count_of(values_of(table)) for table in TABLES}
+    rows = [(name, *counts[name], TABLES[name]) for name in TABLES]
+    totals = [sum(column) for column in zip(*counts.values(), strict=True)]
+    rows += [("all", *totals, ""), (TODAY, *[""] * len(totals), caption_of(TODAY))]
+    yield from text_table([(*COUNTS, "what"), *rows], right=range(1, len(COUNTS)))
     yield from ("", *LEGEND)
+
+
+def count_of(values: Sequence[PublishedValue]) -> list[int]:
+    """Number of values, and of those with each status of measuring and each status of training."""
+    counts = map(Counter, zip(*map(statuses, values), strict=True))
+    return [len(values), *(count[status] for count in counts for status in STATUSES)]
+
+
+def reasons() -> Iterator[str]:
+    """Why values cannot be measured, or their weights not be trained: a line for each reason, with its tables."""
     for title, reason_of in (("not measured here", unmeasured), ("weights not trained here", untrained)):
-        yield from _count_reasons(title, [(value.table, reason_of(value)) for value in published_values()])
-
-
-def count_of(table: str) -> list[int]:
-    """Number of values of a table, and of those with each status of measuring and each status of training."""
-    pairs = [statuses(value) for value in values_of(table)]
-    counts = map(Counter, zip(*pairs, strict=True))
-    return [len(pairs), *(count[status] for count in counts for status in STATUSES)]
-
-
-def _count_reasons(title: str, reasons: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """A line for each reason, with its number of values and their tables. reasons: (table, reason or "") per value."""
-    tables_by_reason: dict[str, list[str]] = {}
-    for table, reason in reasons:
-        if reason:
-            tables_by_reason.setdefault(reason, []).append(table)
-    for reason, tables in tables_by_reason.items():
-        yield f"{title}: {len(tables)}, {reason} ({', '.join(dict.fromkeys(tables))})"
-
-
-def table_lines(table: str, setup: Setup, results: Sequence[StoredResult]) -> Iterator[str]:
-    """For each value of a table: published and measured number, difference and interval, commands, what is missing."""
-    values = values_of(table)
-    yield f"{table}: {TABLES[table]}; {values[0].source}"
-    heading = ""
-    for value in values:
-        if value.what != heading:
-            yield from ("", f"{value.what}; weights {value.checkpoint}")
-            heading = value.what
-        spread = f" +- {value.std:g}" if value.std is not None else ""
-        published = f"{value.value:g}{suffix(value.unit)}{spread}"
-        yield f"  {value.measured_by}: published {published}; {_compared(measurement(value, results, setup), value)}"
-        if value.note:
-            yield f"    note: {value.note}"
-        yield f"    missing: {', '.join(missing_for(value, setup)) or 'nothing'}"
-        yield from (f"    {shlex.join(words)}" for words in commands_of(value, setup))
-
-
-def _compared(measured: Measurement | None, value: PublishedValue) -> str:
-    """The measured value, and its difference from the published one with the interval of the difference."""
-    if measured is None:
-        return "not measured here"
-    difference = measured.number - value.value
-    digits = interval_decimals(measured.number, value.unit)
-    ends = [f"{end - value.value:+.{digits}f}" for end in measured.interval or ()]
-    interval = f" [{', '.join(ends)}]" if ends else ""
-    text = f"measured {measured.number:.2f}{suffix(value.unit)}, difference {difference:+.2f}{interval}"
-    return "; ".join([text, *measured.remarks])
+        tables_by_reason: dict[str, list[str]] = {}
+        for value in published_values():
+            if reason := reason_of(value):
+                tables_by_reason.setdefault(reason, []).append(value.table)
+        for reason, tables in tables_by_reason.items():
+            yield f"{title}: {len(tables)}, {reason} ({', '.join(dict.fromkeys(tables))})"

@@ -34,7 +34,7 @@ class PublishedValue:
     epochs: str  # of its pretraining; "" if it was not pretrained
     images: str  # pretraining images: `ImageNet-1k`
     setting: str  # distinguishes the row from others of its table: `mask ratio 75 %, 1 mask`
-    value: float  # in `unit`
+    value: float  # in `unit`; NaN in a plan: no source published it
     std: float | None  # standard deviation that the source prints with the value
     tolerance: float | None  # standard deviation over repeated runs, as the source states it; None if it does not
     source: str  # paper and table
@@ -66,7 +66,7 @@ class PublishedValue:
     @property
     def measured_by(self) -> str:
         """`knn@moca top1_k20_bestT`"""
-        return f"{' '.join(filter(None, (self.protocol or 'no protocol', self.settings)))} {self.metric}"
+        return " ".join(filter(None, (self.protocol or "no protocol", self.settings, self.metric)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 import json
 import shlex
 from dataclasses import replace
+from math import isnan, nan
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,24 @@ from made_results import made_metrics, made_result
 from bench import reproduce
 from bench.cli import parsed
 from bench.published.values import SETS, TABLES, published_values, values_of
-from bench.reproduce import Setup, commands_of, measurement, missing_for, script, statuses, unmeasured, untrained
+from bench.reproduce import (
+    SUITE,
+    TODAY,
+    WEIGHTS,
+    Measurement,
+    Setup,
+    commands_of,
+    differences,
+    measurement,
+    plan_of,
+    script,
+    statuses,
+    unmeasured,
+    untrained,
+)
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result
 from bench.results.store import StoredResult
 from bench.run.suites import catalogue, changed_protocols, choose_protocols
-from checkpoints.export import ViTExport
 from engine.extensions import source_files
 
 
@@ -28,21 +42,15 @@ def value_of(table: str, checkpoint: str, metric: str):
     return next(value for value in values_of(table) if (value.checkpoint, value.metric) == (checkpoint, metric))
 
 
-def test_every_table_is_listed_with_its_counts(bench):
-    code, out, _ = bench("reproduce")
-    lines = {line.split()[0]: line for line in out.splitlines() if line.split()[:1] and line.split()[0] in TABLES}
-    assert code == 0 and list(lines) == list(TABLES)
-    for table, line in lines.items():
-        values, named, changed, none = (int(word) for word in line.split(";")[0].split() if word.isdecimal())
-        assert values == named + changed + none == len(values_of(table)), line
-
-
 def test_the_summary_counts_all_values(bench):
     code, out, _ = bench("reproduce", "--summary")
     assert code == 0
-    rows = {line.split()[0]: [int(word) for word in line.split()[1:]] for line in out.splitlines()[1 : len(TABLES) + 2]}
+    lines = out.splitlines()[1 : len(TABLES) + 2]
+    rows = {line.split()[0]: [int(word) for word in line.split()[1:8]] for line in lines}
     totals = rows.pop("all")
     assert list(rows) == list(TABLES) and totals == [sum(column) for column in zip(*rows.values(), strict=True)]
+    for table, (values, named, changed, none, *_) in rows.items():
+        assert values == named + changed + none == len(values_of(table)), table
     value_statuses = [statuses(value) for value in published_values()]
     assert totals[0] == len(value_statuses)
     for number, status in enumerate(reproduce.STATUSES):
@@ -59,37 +67,34 @@ def test_missing_protocols_methods_and_settings_are_named(tmp_path, monkeypatch)
         assert statuses(value) == ("none", "none")
         reasons = [unmeasured(value), untrained(value)]
         assert reasons == ["there is no protocol knn@moca", "there is no method moca"]
-        assert commands_of(value, setup(tmp_path)) == []
-        assert missing_for(value, setup(tmp_path)) == reasons
+        assert commands_of([value], setup(tmp_path)) == []
     assert statuses(replace(value, settings="k=20", pretraining="moca vit_b_v0.9 new_words=8")) == ("set", "set")
     unknown_setting = replace(value, settings="kk=20", pretraining="moca vit_x")
     assert "no setting 'kk'" in unmeasured(unknown_setting) and untrained(unknown_setting) == "moca has no recipe vit_x"
+
+
+def rows_of(out: str) -> list[list[str]]:
+    """The cells of the rows of a table: weights, what, measured by, published, measured, difference, errors, source."""
+    rows = [[cell.strip() for cell in line[2:-2].split(" | ")] for line in out.splitlines() if line[:1] == "|"]
+    return [row for row in rows if row[0] not in ("weights", "---")]
 
 
 def test_a_published_number_is_shown_beside_the_measured_one(bench, exports, tmp_path):
     """With the differences in images and weights; a result with changed settings does not count."""
     words = ("--checkpoint", exports[0], "--name", "moca-b", "--data", "imagenet=tiny:", "--out", tmp_path)
     assert bench("run", *words, "--suite", "knn@moca")[0] == 0
-    options = ("--checkpoints", f"moca-b={exports[0]}", "--data", "imagenet=tiny:")
-    code, out, _ = bench("reproduce", "moca:table9", *options, "--out", tmp_path)
-    assert code == 0
-    lines_by_metric = {line.strip().split(": ")[0]: line for line in out.splitlines() if ": published " in line}
-    line = lines_by_metric["knn@moca top1_k20_bestT"]  # the last of three models
-    assert "published 78.4; not measured here" in line
-    (line,) = [line for line in out.splitlines() if "published 77.2; measured" in line]
+    code, out, _ = bench("reproduce", "moca:table9", "--out", tmp_path)
+    assert code == 0 and len(rows_of(out)) == len(values_of("moca:table9"))
+    (row,) = [row for row in rows_of(out) if row[3] == "77.2" and row[4] != "not measured"]
     top1 = json.loads(next(tmp_path.rglob("knn@moca-seed0.json")).read_text())["metrics"]["top1_k20_bestT"]
-    ends = ", ".join(f"{end - 77.2:+.1f}" for end in top1["interval"])
-    assert f"measured {top1['value']:.2f}, difference {top1['value'] - 77.2:+.2f} [{ends}]; " in line
-    assert "on other images: 64 train + 32 val, imagenet has 1281167 train + 50000 val" in line
-    following = out.splitlines()[out.splitlines().index(line) + 1 :]
-    differences = "of random, not moca, a ViT-12x2/16, not a ViT-B/16"
-    assert f"; the weights are {differences}" in line
-    assert following[0] == f"    missing: these weights, as {exports[0]} is {differences}"
-    run = f"bench run --checkpoint {exports[0]} --name moca-b --suite knn@moca --data imagenet=tiny: --out {tmp_path}"
-    assert following[1].strip() == run
-    assert "missing: weights" in out  # of moca-l
+    assert row[0] == "moca-b" and row[2] == "knn@moca top1_k20_bestT"
+    assert row[4].startswith(f"{top1['value']:.2f} [{top1['interval'][0]:.1f}, {top1['interval'][1]:.1f}]; ")
+    assert row[5] == f"{top1['value'] - 77.2:+.2f}" and float(row[6]) > 1
+    assert "on other images: 64 train + 32 val, imagenet has 1281167 train + 50000 val" in row[4]
+    assert "the weights are of random, not moca, a ViT-12x2/16, not a ViT-B/16" in row[4]
     assert bench("run", *words, "--suite", "knn@moca", "--set", "knn.k=20", "--rerun")[0] == 0
-    assert bench("reproduce", "moca:table9", "--out", tmp_path)[1].count("; measured ") == 1
+    rows = rows_of(bench("reproduce", "moca:table9", "--out", tmp_path)[1])
+    assert sum(row[4] != "not measured" for row in rows) == 1
 
 
 @pytest.mark.parametrize(
@@ -121,11 +126,9 @@ def test_training_costs_are_read_from_the_log(bench, tmp_path):
     (run / "run.json").write_text(json.dumps({"method": "moca", "settings": settings, "data": data}))
     line = {"updates": 10, "images_per_second": 20.0, "gpu_memory_gib": 22.5, "devices": "8 x A100"}
     (run / "log.jsonl").write_text("".join(json.dumps(line | {"step": 10 * epoch}) + "\n" for epoch in (1, 2)))
-    _, out, _ = bench("reproduce", "moca:table2d", "--out", tmp_path)
-    (minutes,) = [line for line in out.splitlines() if "published 8.15 min" in line]
-    assert "measured 0.25 min, difference -7.90; on 8 x A100" in minutes
-    (memory,) = [line for line in out.splitlines() if "published 23 GB" in line]
-    assert "measured 22.50 GB, difference -0.50" in memory
+    rows = rows_of(bench("reproduce", "moca:table2d", "--out", tmp_path)[1])
+    assert ["8.15 min", "0.250 min; on 8 x A100", "-7.900"] in [row[3:6] for row in rows]
+    assert ["23 GB", "22.5 GB; on 8 x A100", "-0.50"] in [row[3:6] for row in rows]
     hours = replace(value_of("moca:table5k", "moca-b", "hours"), checkpoint="moca-b-100")
     assert measurement(hours, [], setup(tmp_path)).number == pytest.approx(4 * 15 / 3600)
     assert measurement(replace(hours, checkpoint="moca-l"), [], setup(tmp_path)) is None
@@ -133,22 +136,73 @@ def test_training_costs_are_read_from_the_log(bench, tmp_path):
 
 def test_all_commands_of_a_script_parse(tmp_path):
     """By the parser of bench, with spaces in paths."""
-    for table in TABLES:
-        check_commands(table, tmp_path)
-
-
-def check_commands(table, tmp_path):
     out = tmp_path / "results of today"
-    lines = list(script(table, setup(out)))
-    commands = [line for line in lines if not line.startswith(("#", "set -")) and line]
-    assert len(set(commands)) == len(commands)
-    for line in commands:
-        words = shlex.split(line)
-        arguments = parsed(words[1:])[1]
-        assert words[0] == "bench" and str(arguments.out).startswith(str(out)), line
-    values = values_of(table)
-    measurable = [value for value in values if not unmeasured(value)]
-    assert sum(line.startswith("# not here") for line in lines) >= len(values) - len(measurable)
+    for name in [*TABLES, TODAY]:
+        plan = plan_of(name)
+        lines = list(script(name, plan, setup(out, processes=8)))
+        commands = [line.partition(" | ")[0] for line in lines if not line.startswith(("#", "set -")) and line]
+        assert len(set(commands)) == len(commands)
+        for line in commands:
+            words = shlex.split(line)
+            words = words[4:] if words[0] == "torchrun" else words
+            arguments = parsed(words[1:])[1]
+            folder = arguments.to if words[1] == "record" else arguments.out
+            assert words[0] == "bench" and str(folder).startswith(str(out)), line
+        reasons = {unmeasured(value) for value in plan} - {""}
+        assert {line for line in lines if line.startswith("# not")} == {f"# not here: {reason}" for reason in reasons}
+
+
+def test_current_networks_are_measured_by_six_protocols_and_those_of_their_published_numbers(tmp_path):
+    plan = plan_of(TODAY)
+    for name, reference in WEIGHTS.items():
+        scheme, _, model = reference.partition(":")
+        assert timm.is_model_pretrained(model) if scheme else name == "ibot-b"
+        by_protocol = {value.protocol: value for value in plan if value.checkpoint == name}
+        assert set(SUITE.split(",")) <= by_protocol.keys()
+        (*first, run) = commands_of([by_protocol["knn@dino"]], setup(tmp_path))
+        size = by_protocol["knn@dino"].importer.partition(" --image-size ")[2]
+        assert ([words[-1] for words in first] == [size]) if size else first == []
+        (run,) = commands_of([by_protocol["segmentation_linear@dinov3"]], setup(tmp_path))[-1:]
+        assert run[run.index("--data") + 1].startswith("ade20k=ade20k:")
+    published = [value for value in plan if not isnan(value.value)]
+    assert {value.data for value in plan} == {"imagenet", "ade20k", "nyu"} and len(published) > 20
+
+
+@pytest.mark.slow
+def test_a_script_can_be_repeated_and_ends_with_a_table_and_a_record(bench, exports, tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "SUITE", "knn@dino,depth_linear@smoke")
+    monkeypatch.setattr(reproduce, "WEIGHTS", {"dino-b": "", "dinov2-s": ""})
+    options = ["--checkpoints", f"dino-b={exports[0]}", f"dinov2-s={exports[1]}"]
+    options += ["--data", "imagenet=digits:", "nyu=tiny-nyu:", "--out", tmp_path / "out"]
+    code, text, _ = bench("reproduce", "--plan", "today", "--suite", "knn@dino,depth_linear@smoke", *options)
+    lines = [line for line in text.splitlines() if line.startswith("bench ")]
+    assert code == 0 and "set -euo pipefail" in text and len(lines) == 1 + 2 * 2 + 2
+    times, printed = [], ""
+    for _ in range(2):
+        for line in lines:
+            words = shlex.split(line.partition(" | ")[0])
+            code, out, err = bench(*words[1:])
+            assert code == 0, (line, err)
+            printed += out
+        times.append([path.stat().st_mtime_ns for path in sorted((tmp_path / "out").rglob("*seed0.json"))])
+    assert len(times[0]) == 4 and times[0] == times[1], "results are not measured again"
+    assert bench("record", "--check", f"{tmp_path}/out-record")[0] == 0
+    rows = rows_of(printed)
+    assert {row[0] for row in rows if row[2] == "depth_linear@smoke" and row[4] and not row[3]} == {
+        "dino-b",
+        "dinov2-s",
+    }
+    assert any("knn@dino" in row[2] and row[5].startswith("-") and float(row[6]) < -1 for row in rows)
+
+
+def test_differences_are_given_in_points_and_standard_errors():
+    value = replace(value_of("moca:table9", "moca-b", "top1"), value=75.0)
+    interval = (76 - 1.959964 * 0.4, 76 + 1.959964 * 0.4)
+    measured = Measurement(number=76.0, unit="%", interval=interval, remarks=("elsewhere",))
+    assert differences(value, measured) == ("76.00 [75.2, 76.8]; elsewhere", "+1.00", "+2.5")
+    assert differences(value, Measurement(number=76.0, unit="%"))[2] == ""
+    assert differences(value, None)[0] == "not measured"
+    assert differences(replace(value, value=nan), measured)[1:] == ("", "")
 
 
 def test_all_commands_of_why_numbers_differ_parse():
@@ -171,11 +225,11 @@ def test_commands_of_a_script_run(bench, exports, tmp_path):
     """With --dry-run: a pretraining, and an evaluation of given weights."""
     locations = {"checkpoints": {"moca-b-100": str(exports[0])}, "data": {"imagenet": "digits:"}}
     value = value_of("moca:table2c", "moca-b-100", "top1_k20_bestT")
-    (run,) = commands_of(value, setup(tmp_path, **locations))
+    (run,) = commands_of([value], setup(tmp_path, **locations))
     code, out, _ = bench(*run[1:], "--dry-run")
     assert code == 0 and "knn@moca on imagenet: 1297 train + 500 val images, to do" in out
     ablation = value_of("moca:table2c", "moca-b-100-lambda1", "top1_k20_bestT")
-    pretrain, run = commands_of(ablation, setup(tmp_path, data={"imagenet": "digits:"}))
+    pretrain, run = commands_of([ablation], setup(tmp_path, data={"imagenet": "digits:"}))
     assert run[3] == str(tmp_path / "pretraining" / "moca-b-100-lambda1" / "export")
     code, out, _ = bench(*pretrain[1:], "batch=64", "--dry-run")
     assert code == 0 and "image_weight = 1.0" in out and "epochs = 100" in out
@@ -185,13 +239,13 @@ def test_a_branch_other_than_the_first_is_imported(tmp_path, exports):
     value = value_of("extrema:table9", "extrema-b", "mIoU")
     file = tmp_path / "extrema.pth"
     file.touch()
-    first, run = commands_of(value, setup(tmp_path, checkpoints={"extrema-b": str(file)}))
+    first, run = commands_of([value], setup(tmp_path, checkpoints={"extrema-b": str(file)}))
     folder = str(tmp_path / "imports" / "extrema-b-online")
     assert first == ["bench", "import", f"extrema:{file}", "--out", folder, "--branch", "online"]
     assert run[2:6] == ["--checkpoint", folder, "--name", "extrema-b-online"]
-    (run,) = commands_of(value, setup(tmp_path, checkpoints={"extrema-b-online": str(exports[0])}))
+    (run,) = commands_of([value], setup(tmp_path, checkpoints={"extrema-b-online": str(exports[0])}))
     assert run[3] == str(exports[0])
-    trained, run = commands_of(value, setup(tmp_path))
+    trained, run = commands_of([value], setup(tmp_path))
     assert trained[1] == "pretrain" and run[3].endswith("/export-online")
 
 
@@ -199,53 +253,24 @@ def test_weights_are_imported_at_the_size_of_the_published_images(tmp_path):
     value = value_of("dinov2:card", "dinov2-l", "top1_k20")
     folder, size = str(tmp_path / "imports" / "dinov2-l"), ["--image-size", "224"]
     for reference in ("timm:vit_large_patch14_dinov2.lvd142m", "dinov2:dinov2_vitl14_pretrain.pth"):
-        first, run = commands_of(value, setup(tmp_path, checkpoints={"dinov2-l": reference}))
+        first, run = commands_of([value], setup(tmp_path, checkpoints={"dinov2-l": reference}))
         assert first == ["bench", "import", reference, "--out", folder, *size] and run[3] == folder
     value = value_of("dinov2:card", "dinov2-l-518", "rmse")  # positions that were resized once are not resized again
-    (run,) = commands_of(value, setup(tmp_path, checkpoints={"dinov2-l-518": reference}))
+    (run,) = commands_of([value], setup(tmp_path, checkpoints={"dinov2-l-518": reference}))
     assert run[3] == reference
 
 
-def test_missing_weights_and_data_are_named(tmp_path):
-    value = value_of("moca:table9", "moca-b", "top1")
-    assert missing_for(value, setup(tmp_path)) == ["weights", "data"]
+def test_missing_weights_and_data_are_named(bench, tmp_path):
     file, images = tmp_path / "x.pth", tmp_path / "ILSVRC"
-    locations = setup(tmp_path, data={"imagenet": f"imagenet:{images}"}, checkpoints={"moca-b": f"moca:{file}"})
-    absent = [f"weights, as {file} does not exist", f"data, as {images} does not exist"]
-    assert missing_for(value, locations) == absent
-    file.touch(), images.mkdir()
-    assert missing_for(value, locations) == []
-    locations = setup(tmp_path, data={"imagenet": "tiny:"}, checkpoints={"moca-b": "timm:vit_base_patch16_224.mae"})
-    assert missing_for(value, locations) == []
-
-
-def test_weights_that_differ_from_the_published_are_named(tmp_path, exports):
-    value = value_of("moca:table9", "moca-b", "top1")
-
-    def missing_text(reference: str) -> str:
-        locations = setup(tmp_path, data={"imagenet": "tiny:"}, checkpoints={"moca-b": reference})
-        missing = missing_for(value, locations)
-        notes = [line for line in script("moca:table9", locations) if line.startswith("# not here: these")]
-        assert any(reference in line for line in notes) == bool(missing)
-        return " ".join(missing)
-
-    export = ViTExport.load(exports[0])
-    mae = dict(export.facts) | {"method": "mae", "epochs": 1600}
-    assert "is of mae, not moca" in missing_text(str(replace(export, facts=mae).save(tmp_path / "mae")))
-    (tmp_path / "mae.pth").touch()
-    assert "is of mae, not moca" in missing_text(f"mae:{tmp_path / 'mae.pth'}")
-    assert missing_text(f"moca:{tmp_path / 'mae.pth'}") == missing_text("timm:vit_base_patch16_224.mae") == ""
-    assert "its weights cannot be identified" in missing_text("module:torchvision.models:vit_b_16")
-
-
-def test_example_paths_are_marked_in_a_script(tmp_path):
-    (line,) = [line for line in script("moca:table9", setup(tmp_path)) if "is an example" in line]
-    assert line == "# imagenet:/data/ILSVRC is an example: change it to where yours are, or give --data imagenet=URL"
-    lines = list(script("extrema:table3", setup(tmp_path)))
-    assert any(line.startswith("# images:/data/imagenet22k is an example") for line in lines)
-    assert not any(
-        "is an example" in line for line in script("moca:table9", setup(tmp_path, data={"imagenet": "tiny:"}))
-    )
+    words = ["reproduce", "moca:table9", "--check", "--out", tmp_path / "out", "--suite", "knn@moca"]
+    words += ["--checkpoints", f"moca-b=moca:{file}", "moca-l=timm:vit_large_patch16_224"]
+    code, out, _ = bench(*words, "--data", f"imagenet=imagenet:{images}")
+    missing = [line for line in out.splitlines() if line.startswith("missing: ")]
+    assert code == 1 and f"imagenet=imagenet:{images}" in missing[0] and f"moca-b: {file} does not exist" in missing[1]
+    file.touch()
+    code, out, _ = bench(*words, "--data", "imagenet=digits:")
+    assert code == 0 and out.splitlines()[-1] == "nothing is missing"
+    assert "note: imagenet has 1297 train + 500 val images" in out
 
 
 @pytest.mark.parametrize(
@@ -257,6 +282,8 @@ def test_example_paths_are_marked_in_a_script(tmp_path):
         (["moca:table9", "--checkpoints", "mocha=x"], "'mocha'"),
         (["moca:table9", "--checkpoints", "moca-b"], "NAME=PATH"),
         (["moca:table9", "--data", "in1k=imagenet:/data"], "in1k | ade20k"),
+        (["moca:table9", "--suite", "upernet@mae"], "upernet@mae"),
+        (["--check"], "--check"),
     ],
 )
 def test_a_wrong_request_is_refused_in_one_line(refused, words, named):
