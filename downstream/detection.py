@@ -1,11 +1,10 @@
 """Base of the detection tasks on COCO's layout, with boxes and masks: plan, FLOPs and outcome of a training."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
 
 from checkpoints.export import ViTExport
@@ -19,21 +18,17 @@ from downstream.dense_task import (
     Lengths,
     Source,
     flops_on_meta,
-    loading_seconds,
     untrained_export,
 )
 from downstream.detection_settings import DetectionSettings
 from downstream.loop.training import Plan, adamw_by_layer
 from downstream.metrics.scores import weighted_ap
 from downstream.models.operators import libraries_used, quiet_libraries
-from engine.tasks import Metric, Outcome, Score, Workspace, resampled, settings_of
+from engine.tasks import Metric, Outcome, Workspace, resampled, settings_of
 from engine.training.schedules import MultipliedWarmup, StepDecay
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-MIN_TIMED_SIDE = 64  # side of an image in a timed step, in pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +75,6 @@ class Detection(DetectionSettings, DenseTask):
         self.check_network(spec)
         export = untrained_export(spec)
         assert isinstance(export, ViTExport)
-        loading_seconds()  # before anything else that loads the libraries
         with quiet_libraries():
             model = self.model(export, classes, False, 0)
         if self.augment == "jitter":
@@ -114,23 +108,6 @@ class Detection(DetectionSettings, DenseTask):
 
         height, width = (-(-side // 32) * 32 for side in size)
         return sum(flops_on_meta(model, (height, width), run_detector))
-
-    def smaller(self, share: float) -> Self:
-        def sides(values: tuple[int, ...]) -> tuple[int, ...]:
-            return tuple(dict.fromkeys(max(MIN_TIMED_SIDE, round(share * side)) for side in values))
-
-        proposals = max(16, round(share**2 * self.proposals[1]))
-        return replace(
-            self,
-            short=sides(self.short),
-            long=max(sides((self.long,))[0], max(sides(self.short))),
-            val=(max(MIN_TIMED_SIDE, round(share * self.val[0])), max(MIN_TIMED_SIDE, round(share * self.val[1]))),
-            regions=max(16, round(share**2 * self.regions)),
-            proposals=(proposals, proposals),
-        )
-
-    def score(self, images: int, classes: int) -> Score:
-        return partial(weighted_ap, random_detections(images, self.detections, classes))
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
@@ -243,23 +220,3 @@ def trainable_scenes(train: SceneSet, val: SceneSet) -> SceneSet:
 def uses_masks(train: SceneSet, val: SceneSet) -> bool:
     """Whether masks are trained and scored in addition to boxes: if objects of both splits have outlines."""
     return train.instances.has_outlines and val.instances.has_outlines
-
-
-def random_detections(images: int, max_detections: int, classes: int) -> dict[str, np.ndarray]:
-    """Random detections in the form of a DetectionMetric's arrays, to time resamples.
-
-    Each image has `max_detections`, of which a third are hits, and on average seven objects, as in COCO.
-    """
-    generator = np.random.RandomState(0)
-    shape = (images, max_detections)
-    hits = np.where(generator.random_sample(shape) < 1 / 3, 1023, 0).astype(np.uint16)  # 1023: at all ten thresholds
-    passed = np.zeros(shape, np.uint16)
-    return {
-        "classes": generator.randint(0, classes, shape),
-        "scores": generator.random_sample(shape),
-        "objects": generator.poisson(7 / classes, (images, classes)),
-        "box_hits": hits,
-        "box_passed": passed,
-        "mask_hits": hits,
-        "mask_passed": passed,
-    }

@@ -1,9 +1,8 @@
 """Base of the segmentation tasks: images, metric and FLOPs of a training; the outcome of one or several trainings."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -11,19 +10,16 @@ import torch
 from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY, SceneSet, open_both
-from downstream.dense_task import FORWARD_BACKWARD, DenseTask, Flops, flops_on_meta, loading_seconds, untrained_export
+from downstream.dense_task import FORWARD_BACKWARD, DenseTask, Flops, flops_on_meta, untrained_export
 from downstream.metrics.scores import constant_scores, weighted_scores
 from downstream.models.operators import libraries_used, quiet_libraries
 from engine.printing import say
-from engine.tasks import Metric, Outcome, Score, Workspace, resampled
+from engine.tasks import Metric, Outcome, Workspace, resampled
 
 if TYPE_CHECKING:
     from torch import nn
 
     from downstream.loop.running import TrainedModel
-
-
-MIN_TIMED_CROP = 64  # side of a crop in a timed step, in pixels
 
 
 class Segmentation(DenseTask):
@@ -74,23 +70,12 @@ class Segmentation(DenseTask):
             if segmentor.with_auxiliary_head:
                 segmentor.auxiliary_head(maps)
 
-        loading_seconds()  # before anything else that loads the libraries
         with quiet_libraries():
             model = self.model(untrained_export(spec, side), classes, False, 0)
         backbone, heads = flops_on_meta(model, (side, side), run_segmentor)
         windows = window_count(*self.val_size, side, self.stride)
         training = backbone * (1.0 if self.frozen else FORWARD_BACKWARD) + heads * FORWARD_BACKWARD
         return {"training": training, "evaluation": windows * (backbone + heads)}
-
-    def smaller(self, share: float) -> Self:
-        crop = min(self.crop, max(MIN_TIMED_CROP, round(share * self.crop)))
-        share = crop / self.crop
-        scale = tuple(max(crop, round(share * side)) for side in self.scale)
-        changes: dict[str, Any] = {"crop": crop, "stride": max(1, round(share * self.stride)), "scale": scale}
-        return replace(self, **changes)
-
-    def score(self, images: int, classes: int) -> Score:
-        return partial(weighted_scores, [np.ones((images, classes, 3), np.int64)])
 
     def load_scenes(self, space: Workspace) -> tuple[SceneSet, SceneSet, dict[str, list[str]]]:
         """Training and validation scenes, and warnings on ignored pixels and absent classes of each split.

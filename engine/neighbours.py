@@ -13,7 +13,6 @@ gallery.
 N: rows of the gallery. Q: queries, of which a tile has q. D: width. k: neighbours.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -25,7 +24,6 @@ from engine.blas_kernel import fitting_kernel
 from engine.distributed import World
 from engine.progress import Progress
 from engine.rows import Rows, release_pages, row_slices
-from engine.work import Kind, seconds_of
 
 Backend = Literal["faiss", "torch"]
 Prepare = Callable[[Rows, slice], np.ndarray]  # some rows of a file -> contiguous float32 in memory
@@ -175,17 +173,6 @@ def _merge_processes(similarities: np.ndarray, indices: np.ndarray, world: World
             own_queries.append(np.arange(part.start, part.stop))
     places = np.concatenate(own_queries)
     return Neighbours(places, similarities[places], indices[places])
-
-
-@cache
-def search_seconds(backend: Backend, device: str, width: int) -> dict[Kind, float]:
-    """Seconds of a process's first search, mostly for loading FAISS, and of one inner product of `width` numbers."""
-    started = time.perf_counter()
-    search(np.eye(64, dtype=np.float32), np.eye(64, dtype=np.float32), 8, backend, device)
-    loading = time.perf_counter() - started
-    rows = unit_rows(np.random.default_rng(0).standard_normal((10_000, width), np.float32))
-    searching = seconds_of(lambda: search(rows, rows[:512], 200, backend, device), 0.5)
-    return {"libraries": loading, "comparisons": searching / (len(rows) * 512)}
 
 
 def _faiss(gallery: np.ndarray, k: int, device: str) -> Find:

@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.distributed import World
 from engine.settings import Validated
-from engine.work import Kind, Scale, Work
+from engine.work import Scale, Work
 
 Split = Literal["train", "val"]
 SelectOn = Literal["holdout", "val"]
@@ -226,15 +226,6 @@ class Task(Validated):
         """Work, memory and disk of a run, counted for `--dry-run` and `bench plan`. ValueError for settings that do not
         fit."""
         return Work()
-
-    def benchmark(self, export: Any, space: Workspace, seconds: float) -> Mapping[Kind, float]:
-        """Kind of work -> seconds per unit, timed on a small sample for `bench plan`; takes about `seconds`, saves
-        nothing.
-
-        For work that only this task does. Passes for features and for random crops, which tasks share, are timed once
-        for all tasks, except those that time their own here, such as tasks on scenes.
-        """
-        return {}
 
     def selecting(self, select: SelectOn) -> "Task":
         """The task with `--select` applied: it selects its head or epoch on held-out training images or on the

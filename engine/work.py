@@ -1,34 +1,21 @@
-"""The work of a task in units that `bench plan` can time: `Work` consists of `Part`s of one kind each.
-
-Counts do not depend on the machine; seconds per unit are measured on it (bench/run/calibration.py).
+"""The work of a task as `bench plan` counts it. Counts do not depend on the machine; bench/run/calibration.py has the
+speeds that turn them into times.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from statistics import median
 from typing import Any, Literal, TypeVar
 
 Kind = Literal[
-    "libraries",  # imports, once per process
-    "states",  # training states saved
-    "start",  # preparation of models and libraries, once per training
-    "features",  # images read, cropped at the centre and sent through the frozen network
+    "features",  # images read and sent through the frozen network
     "crops",  # images read, cropped at random and sent through the frozen network
-    "further crops",  # further crops of images that are already decoded for "crops", sent through the frozen network
     "training",  # images read, augmented and sent through the network and back
-    "updates",  # steps of the optimiser
-    "evaluation",  # images read and sent through the network of a training
-    "head steps",  # steps of all heads of a sweep on a batch of features
-    "head images",  # images that all heads of a sweep classify
-    "comparisons",  # pairs of a query and an image of the gallery
-    "fits",  # logistic regressions
-    "fit rows",  # images of logistic regressions
-    "closing",  # metrics on resamples of the validation images
+    "evaluation",  # images read and sent through the network of a training, or by a task that stores no features
+    "heads",  # steps of a head, fits and searches: products in float32
+    "start",  # preparation of a training
 ]
 # Kinds whose units are images that go through a network.
-IMAGES: tuple[Kind, ...] = ("features", "crops", "further crops", "training", "evaluation")
+IMAGES: tuple[Kind, ...] = ("features", "crops", "training", "evaluation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +24,10 @@ class Part:
 
     kind: Kind
     count: float
-    flops: float = 0.0  # floating-point operations of one unit, 2 for a multiply-add; 0: negligible or not counted
-    of: str = ""  # what is read: equal parts of a run are done once
+    flops: float = 0.0  # floating-point operations of one unit, 2 for a multiply-add
+    # What is read or trained: tasks with the same part do it once. Features and crops are shared by tasks that name the
+    # same transform (`Task.features`) or stream (`Task.stream`), other work by all.
+    of: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +58,7 @@ class Scale:
     images: Mapping[str, int]  # split -> images; shares of these are approximate, as they are drawn class by class
     classes: int  # of the image set
     several_labels: bool = False  # whether images of the set may have several labels
+    size: tuple[int, int] | None = None  # height and width of a validation image in pixels; None: not known
     batch_size: int | None = None  # images in a forward pass if the user has set it
     device: str = "cpu"  # cpu, cuda or cuda:N
 
@@ -96,29 +86,3 @@ def count_flops(work: Callable[[], Result]) -> tuple[Result, int]:
     with FlopCounterMode(display=False, custom_mapping=attention) as counter:
         result = work()
     return result, counter.get_total_flops()
-
-
-NETWORK_SLOWDOWN = 3.0  # seconds of a floating-point operation of a network, divided by those of a matrix product
-
-
-def seconds_of(work: Callable[[], object], seconds: float, calls: int = 20) -> float:
-    """Median seconds of a call: of at most `calls` within about `seconds`, not counting a first one to warm up.
-
-    On a GPU `work` must wait for its result.
-    """
-    times: list[float] = []
-    started = time.perf_counter()
-    while len(times) < 2 or (len(times) <= calls and time.perf_counter() - started < seconds):
-        call_started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - call_started)
-    return median(times[1:])
-
-
-@cache
-def product_rate(device: str) -> float:
-    """Floating-point operations per second of this machine in a float32 matrix product."""
-    import torch
-
-    matrix = torch.ones(1024, 1024, device=device)
-    return 2.0 * 1024**3 / seconds_of(lambda: (matrix @ matrix)[0, 0].item(), 0.1)

@@ -30,8 +30,8 @@ from imagesets.selection import evenly_spaced
 from imagesets.sets import SPLITS, ImageSet, open_set, parse_url
 from imagesets.transforms import EvalTransform
 from probes.corruptions import CORRUPTIONS, Corruption, corrupt
-from probes.features.extract import FeatureSet, extract
-from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
+from probes.features.extract import FeatureSet, extract, feature_pass
+from probes.features.kinds import FeatureKind, feature_bytes
 from probes.scores import cost
 
 PlainTask = TypeVar("PlainTask", bound=Task)
@@ -320,7 +320,7 @@ class Shifts(Task):
 
     def with_pass(self, work: Work, scale: Scale, images: int, kinds: int) -> Work:
         """`work` and a forward pass of `images` more, from which features of several kinds are stored."""
-        part = feature_pass(scale.spec, images, "generated corruptions")
+        part = feature_pass(scale, images, "generated corruptions")
         return replace(work, parts=(*work.parts, part), disk=work.disk + feature_bytes(scale.spec, images, kinds))
 
 

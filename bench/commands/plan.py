@@ -14,8 +14,9 @@ EPILOG = """examples:
   bench plan --checkpoint a.pth --suite full --data imagenet ade20k cityscapes coco --assume h100 --gpus 8 --out results
   bench plan --checkpoint a.pth --suite frozen --data in1k=imagenet:/data --out results --json > jobs.json
 
-Counts are printed at once, times as soon as they are measured, within half a minute in all. Measurements are kept in
-OUT/cache/calibration, for plans with the same architecture, settings, device, precision and images.
+Counts are printed at once, times after a few rates of this machine are measured, which takes about 15 seconds: the
+network forward and in training, heads, and reading images. A job that another checkpoint of the same architecture has
+run in OUT takes as long as that one.
 """
 
 
@@ -29,7 +30,6 @@ class Options(EvaluationOptions):
     # MACHINE: h100 or a100, times --gpus and --nodes, instead of this machine: nothing is measured, and --data may be
     # just a name: imagenet, ade20k, cityscapes or coco
     assume: str | None = None
-    fresh: bool = False  # ignore kept measurements and measure again
 
 
 def run(options: Options) -> int:
@@ -51,7 +51,7 @@ def run(options: Options) -> int:
         assumed = machine(options.assume, gpus, options.workers, precision, options.decode)
         options = replace(options, precision=precision)  # also that of the printed commands
     silent = options.json or options.script  # whose output is printed at the end
-    forecasts = plan(replace(options, device=device), assumed, options.fresh, (lambda *lines: None) if silent else say)
+    forecasts = plan(replace(options, device=device), assumed, (lambda *lines: None) if silent else say)
 
     jobs = entries(forecasts, partial(words_of_run, options_from(options, EvaluationOptions)), gpus)
     if options.json:

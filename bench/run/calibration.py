@@ -1,253 +1,267 @@
-"""How long a unit of work takes: measured on this machine and kept in the cache, or assumed for another machine.
+"""How fast a machine does the work of tasks: a few rates, measured on this machine or assumed for another one.
 
 Assumed machines (`--assume`) allow plans without access to the machine. Peaks are from data sheets; the fraction of the
 peak that programs reach, and everything else, are assumptions, each stated on its line.
 """
 
 import json
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch.nn import functional as F
 
-from checkpoints.backbone import Backbone
+from checkpoints.flops import forward_flops, training_flops
 from checkpoints.frozen import FrozenExport
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
 from engine.files import digest, read_json, write_atomic
-from engine.machine import hardware
+from engine.machine import hardware, own_cores
+from engine.precision import autocast
 from engine.printing import did_you_mean
 from engine.tasks import Workspace
-from engine.work import IMAGES, NETWORK_SLOWDOWN, Kind, Part, Work, product_rate
-from imagesets.decoding import UnreadableImage, releasing_large_images
-from imagesets.sets import ImageSet, open_set
-from imagesets.transforms import Photo
-from probes.features.extract import Extractor, OnBatch, Reader, batch_spans, for_each_batch, forward_batch, transform_of
-from probes.features.kinds import FeatureKind
+from engine.work import IMAGES, Kind, Part
+from imagesets.decoding import UnreadableImage
+from imagesets.selection import evenly_spaced
+from probes.features.extract import MAX_LOADERS, forward_batch, transform_of
 from probes.linear.train_transform import TrainTransform
 
-VERSION = 3  # of the files; raise it when the meaning of a kind of work changes
-# Passes through the frozen network, which take all tasks equally long.
-SHARED: tuple[Kind, ...] = ("features", "crops", "further crops")
-MIN_IMAGES, MAX_IMAGES = 16, 1024  # of a timed pass
-DECODING = "decoding"  # entry of a calibration's units: the seconds of SHARED in which images are read and decoded
-
-
-@dataclass(kw_only=True)
-class Calibration:
-    """Seconds per unit of work on this machine, with one architecture, device, precision and image set."""
-
-    path: Path  # its file
-    rate: float  # floating-point operations per second, for work that is not timed itself
-    date: str = ""  # of the newest measurement, ISO 8601, UTC
-    # Key -> kind of work -> seconds of a unit. The key is a task with its settings, "" for passes that all tasks share,
-    # or DECODING for the part of these passes in which images are decoded.
-    units: dict[str, dict[Kind, float]] = field(default_factory=dict)
-
-    @classmethod
-    def load(cls, space: Workspace, export: FrozenExport, fingerprints: Mapping[str, str]) -> "Calibration":
-        """Earlier measurements for this export and image set; empty if there are none."""
-        options = [space.device, space.precision, space.decode, space.batch_size, space.workers]
-        machine = [hardware(), torch.get_num_threads()]
-        name = digest([VERSION, *machine, *options, asdict(export.spec), dict(fingerprints)])[:16]
-        calibration = cls(
-            path=space.cache / "calibration" / f"{name}.json", rate=product_rate(space.device) / NETWORK_SLOWDOWN
-        )
-        try:
-            stored = read_json(calibration.path, type=dict[str, Any])
-            return replace(calibration, date=stored["date"], units=stored["units"])
-        except (FileNotFoundError, ValueError, KeyError):  # a damaged file is replaced by new measurements
-            return calibration
-
-    def save(self, task: str, units: Mapping[Kind, float]) -> None:
-        """Add measurements for a task, or for all tasks (""), and write the file."""
-        self.units[task] = {**self.units.get(task, {}), **units}
-        self.date = datetime.now(UTC).isoformat(timespec="seconds")
-        write_atomic(self.path, json.dumps({"date": self.date, "units": self.units}, indent=1) + "\n")
-
-    def unmeasured(self, work: Work, task: str) -> set[Kind]:
-        """Kinds of a task's work that are still to be timed: all kinds for a new task, else only shared passes."""
-        timed = {*self.units.get("", {}), *self.units.get(task, {})}
-        kinds = {part.kind for part in work.parts}
-        return kinds.intersection(SHARED) - timed if task in self.units else kinds
-
-    def seconds(self, part: Part, task: str = "") -> float:
-        """Seconds that a part takes; estimated from its FLOPs if it was not timed."""
-        unit = self.units.get(task, {}).get(part.kind, self.units.get("", {}).get(part.kind))
-        return part.count * (part.flops / self.rate if unit is None else unit)
-
-    def decoding(self, part: Part) -> float:
-        """The seconds of a part in which the network waits for images to be read and decoded."""
-        return part.count * self.units.get(DECODING, {}).get(part.kind, 0.0)
-
-
-@contextmanager
-def scratch(space: Workspace) -> Iterator[Workspace]:
-    """A copy of a workspace whose cache is a temporary folder; opened image sets are shared with the original."""
-    with tempfile.TemporaryDirectory(prefix="bench-calibration-") as folder:
-        yield replace(space, cache=Path(folder), wanted={}, limit=None)
-
-
-def pass_seconds(kind: Kind, export: FrozenExport, space: Workspace, seconds: float) -> tuple[float, float]:
-    """Seconds per image of a pass, training images if there are any, and those in which the network waits for images.
-
-    A pass reads an image, crops it ("features": at the centre; "crops": at random) and sends it through the network.
-    For "further crops", reading is left out: some images stay decoded. Takes about `seconds` to measure.
-    """
-    train = space.images("val" if space.opened.known(space.data, "train") is None else "train", open_set)
-    transform: Any = transform_of(export, space)
-    if kind != "features":
-        transform = TrainTransform(
-            size=export.spec.size,
-            interpolation="bilinear",
-            rule="torchvision",
-            seed=0,
-            epoch=0,
-            image_numbers=np.arange(len(train)),
-            decode=space.decode,
-        )
-    chunk = space.batch_size or forward_batch(space.device)
-    backbone = Backbone(export, space.device, space.precision)
-    feature = FeatureKind("cls" if export.spec.has_class_token else "avg")
-    spread = train.limited(min(len(train), MAX_IMAGES))
-    extractor = Extractor(backbone=backbone, kinds=[feature], image_set=train)
-
-    def extract(count: int, work: OnBatch = extractor) -> float:
-        spans = batch_spans(count, chunk)
-        started = time.perf_counter()
-        for_each_batch(Reader(spread, transform, spans, skip_bad=True), work, space.device, space.workers)
-        return (time.perf_counter() - started) / count
-
-    warmup = min(max(MIN_IMAGES, chunk), len(spread))
-    if kind == "further crops":
-        transform = DecodedCrops(transform, spread, warmup)
-    extract(warmup)  # the first pass is slower
-    count = min(len(spread), max(warmup, int(seconds / extract(warmup))))
-    whole, reading = extract(count), extract(count, lambda loaded, span: None)
-    if torch.device(space.device).type == "cpu":  # the same cores read images and compute, by turns
-        return whole, min(whole, reading)
-    return whole, whole if reading > 0.9 * whole else 0.0  # loaders read while the GPU computes
-
-
-class DecodedCrops:
-    """Crops of the first images of a set, which are kept decoded. UnreadableImage for those that cannot be read."""
-
-    def __init__(self, crop: TrainTransform, image_set: ImageSet, count: int) -> None:
-        self.crop, self.shape, self.name = crop, crop.shape, crop.name
-        self.photos = [Photo(image_set, index) for index in range(count)]
-        for photo in self.photos:
-            with suppress(UnreadableImage), releasing_large_images():
-                crop.apply(photo)
-
-    def __call__(self, image_set: ImageSet, index: int) -> Tensor:
-        return self.crop.apply(self.photos[index % len(self.photos)])
-
-
-# Images of ImageNet's size per second and core: cropped at the centre, at random, or augmented and mixed as for
-# fine-tuning; 300 as stated in probes/features/extract.py, the others by their ratios to it (docs/speed.md). Further
-# crops are of images that are already decoded.
-READS: Mapping[str, Mapping[str, float]] = {
-    "exact": {"features": 300.0, "evaluation": 300.0, "crops": 420.0, "further crops": 1140.0, "training": 190.0},
-    "fast": {"features": 540.0, "evaluation": 540.0, "crops": 500.0, "further crops": 1450.0, "training": 225.0},
+LIMIT = 15.0  # approximate seconds of all measurements of a plan
+AUGMENTED = 300 / 190  # time to read an image and augment it as for fine-tuning, by that to crop it (docs/speed.md)
+# Kind of work -> how a plan names its computation, without reading.
+TERMS: Mapping[Kind, str] = {
+    "features": "forward passes",
+    "evaluation": "forward passes",
+    "crops": "forward passes",
+    "training": "training steps",
+    "heads": "heads",
+    "start": "start",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """GPUs of one kind, among which the work is divided evenly."""
+    """Rates of a machine; None: not measured."""
 
-    name: str
-    peak: Mapping[str, float]  # precision -> floating-point operations per second of one GPU
-    memory: float  # bytes of one GPU
-    precision: str = "bfloat16"  # of the networks; heads, searches and fits are in float32
-    gpus: int = 1  # in all nodes together
-    loaders: int = 8  # processes per GPU that read images: this tool's default; --workers may raise it
-    # Fractions of the peak that are reached: networks forward, and forward and backward; products in float32.
-    forward: float = 0.40
-    training: float = 0.35
-    product: float = 0.40
+    forward: float | None = None  # floating-point operations per second of the network in a forward pass
+    training: float | None = None  # the same, forward and backward
+    heads: float | None = None  # the same, in float32 products of heads, fits and searches
+    step: float | None = None  # seconds that a step of a head takes besides its products
+    reading: float | None = None  # seconds in which one process reads, decodes and crops an image
+    start: float = 2.0  # seconds until a training begins
+    job: float = 0.2  # seconds of a job besides its counted work: opening features, metrics, writing the result
+    loaders: int = 0  # processes per GPU that read while it computes; 0: the cores read and compute by turns
+    gpus: int = 1  # in all nodes together, among which the work is divided evenly
     divided: float = 0.90  # fraction of its speed that each GPU keeps if there are several
-    decode: Literal["exact", "fast"] = "exact"
-    start: float = 30.0  # seconds until a training begins
-    update: float = 0.01  # seconds of a step of the optimiser
-    closing: float = 0.04  # seconds of one resample of a dense task: COCO's 4000 take 160 s (engine/tasks.py)
-    libraries: float = 10.0  # seconds until they are imported
-    states: float = 5.0  # seconds until one is saved
+    memory: float = 0.0  # bytes of one GPU
+    assumptions: Sequence[str] = ()
 
-    def __post_init__(self) -> None:
-        assert self.precision in self.peak and "float32" in self.peak
-
-    def seconds(self, part: Part, task: str = "") -> float:
-        """Seconds that a part takes: the maximum of those for reading its images and for computing."""
-        fixed = {name: getattr(self, name) for name in ("start", "closing", "libraries", "states")}
-        if part.kind in fixed:
-            return part.count * fixed[part.kind]
-        if part.kind == "updates":
-            return part.count * self.update
-        computing = part.count * part.flops / self.rate(part.kind)
-        return max(computing / self.power, self.reading(part))
-
-    def reading(self, part: Part) -> float:
-        """Seconds that the loaders take for the images of a part."""
+    def terms(self, part: Part) -> dict[str, float] | None:
+        """What takes time in a part -> seconds; None if a rate is not known."""
+        if part.kind == "start" or not part.count:
+            return {TERMS[part.kind]: part.count * self.start}
+        rates = {"heads": self.heads, "training": self.training}
+        rate, power = rates.get(part.kind, self.forward), self.gpus * self.divided if self.gpus > 1 else 1.0
+        if rate is None and part.flops:
+            return None
+        computing = part.count * part.flops / rate / power if rate else 0.0
         if part.kind not in IMAGES:
-            return 0.0
-        return part.count / (READS[self.decode][part.kind] * self.loaders * self.power)
+            return None if self.step is None else {TERMS[part.kind]: computing + part.count * self.step}
+        if self.reading is None:
+            return None
+        reading = part.count * self.reading * (AUGMENTED if part.kind == "training" else 1.0)
+        reading /= max(self.loaders, 1) * power
+        if not self.loaders:
+            return {TERMS[part.kind]: computing, "reading": reading}
+        return {"reading": reading} if reading > computing else {TERMS[part.kind]: computing}
 
-    def decoding(self, part: Part) -> float:
-        """Seconds of a part if its images take longer to load than the network computes; else 0."""
-        seconds = self.seconds(part)
-        return seconds if self.reading(part) >= seconds else 0.0
-
-    def rate(self, kind: Kind) -> float:
-        """Floating-point operations per second of one GPU in this kind of work."""
-        if kind in IMAGES:
-            return self.peak[self.precision] * (self.training if kind == "training" else self.forward)
-        return self.peak["float32"] * self.product
-
-    @property
-    def power(self) -> float:
-        """The speed of all GPUs together, as a multiple of one GPU's."""
-        return self.gpus * self.divided if self.gpus > 1 else 1.0
-
-    def lines(self) -> list[str]:
+    def lines(self) -> Sequence[str]:
         """The assumptions, as lines of text."""
-        reads = READS[self.decode]
-        peaks = ", ".join(f"{precision} {peak / 1e12:g} TFLOP/s" for precision, peak in self.peak.items())
-        return [
-            f"assumed, not measured: {self.gpus} x {self.name}, peaks {peaks} (data sheet)",
-            f"assumed: {self.forward:.0%} of the peak in {self.precision} forward, {self.training:.0%} in training, "
-            f"{self.product:.0%} in float32 products; of several GPUs each keeps {self.divided:.0%} of its speed",
-            f"assumed: {self.loaders} loaders per GPU, each of which decodes {reads['features']:g} images a second "
-            f"({self.decode}), {reads['crops']:g} for random crops, {reads['further crops']:g} for further crops of "
-            f"these, or augments {reads['training']:g}; `bench plan` on the machine itself measures all of this",
-        ]
+        return self.assumptions
 
 
-# NVIDIA's data sheets, dense (without sparsity).
-MACHINES = {
-    "h100": Machine(  # H100 Tensor Core GPU Datasheet, SXM5: 1,979 TFLOPS bf16 with sparsity, 67 TFLOPS fp32, 80 GB
-        name="NVIDIA H100 SXM", peak={"bfloat16": 989e12, "float32": 67e12}, memory=80e9
-    ),
-    "a100": Machine(  # A100 Tensor Core GPU Datasheet, SXM4: 312 TFLOPS bf16, 19.5 TFLOPS fp32, 80 GB
-        name="NVIDIA A100 80GB SXM", peak={"bfloat16": 312e12, "float32": 19.5e12}, memory=80e9
-    ),
+Measurements = Mapping[str, Callable[[float], float]]  # key of a rate -> measures it in about so many seconds
+
+
+def measurements(export: FrozenExport, space: Workspace, fingerprints: Mapping[str, str]) -> Measurements:
+    """How the rates are measured that jobs on an image set need, by field of Machine and what it depends on.
+
+    space: with the image set. fingerprints: of its splits.
+    """
+    options = [space.device, space.precision, space.decode, space.batch_size, hardware()]
+    here, spec = digest(options)[:8], digest(asdict(export.spec))[:8]
+    images = digest([dict(fingerprints), export.spec.size])[:8]
+    rates: dict[str, Callable[[float], float]] = {
+        f"heads {here}": lambda seconds: head_rates(space.device, seconds)[0],
+        f"step {here}": lambda seconds: head_rates(space.device, seconds)[1],
+        f"forward {here} {spec}": lambda seconds: network_rate(export, space, seconds, False),
+        f"reading {here} {images}": lambda seconds: reading_seconds(export, space, seconds),
+    }
+    if isinstance(export.spec, ViTSpec) and export.spec.depth:
+        rates[f"training {here} {spec}"] = lambda seconds: network_rate(export, space, seconds, True)
+    return rates
+
+
+def measured(keys: Measurements, space: Workspace, rates: Mapping[str, float]) -> Machine:
+    """This machine, as far as its rates are known."""
+    known: dict[str, Any] = {key.split()[0]: rates[key] for key in keys if key in rates}
+    if torch.device(space.device).type == "cuda":
+        known["loaders"] = space.workers or min(MAX_LOADERS, own_cores())
+    return Machine(**known)
+
+
+def kept_rates(space: Workspace) -> dict[str, float]:
+    """The rates that earlier plans have measured, by key."""
+    try:
+        return read_json(space.cache / "rates.json", type=dict[str, float])
+    except (FileNotFoundError, ValueError):  # a damaged file is replaced by new measurements
+        return {}
+
+
+def keep_rates(space: Workspace, rates: Mapping[str, float]) -> None:
+    """Keep rates for `--dry-run` and `bench status`, which measure nothing."""
+    write_atomic(space.cache / "rates.json", json.dumps(kept_rates(space) | dict(rates), indent=1) + "\n")
+
+
+def fastest(work: Callable[[], object], seconds: float) -> float:
+    """Seconds of the fastest of some calls within about `seconds`, the one that other programs disturbed least."""
+    times: list[float] = []
+    started = time.perf_counter()
+    while len(times) < 2 or (len(times) < 20 and time.perf_counter() - started < seconds):
+        call_started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - call_started)
+        if times[0] > seconds:
+            break
+    return min(times)
+
+
+def network_rate(export: FrozenExport, space: Workspace, seconds: float, training: bool) -> float:
+    """Floating-point operations per second of the network in a forward pass, or forward and backward.
+
+    Two blocks of a ViT are as fast as all.
+    """
+    spec: Any = export.spec
+    if isinstance(spec, ViTSpec):
+        spec = replace(spec, depth=min(spec.depth, 2))
+        network = ViT(spec).to(space.device).requires_grad_(training)
+    else:
+        network = export.build().to(space.device).eval()
+    flops = (training_flops if training else forward_flops)(spec)
+
+    def run(batch: int) -> Callable[[], object]:
+        images = torch.randn(batch, 3, *spec.size, device=space.device)
+
+        def call() -> float:
+            with torch.set_grad_enabled(training), autocast(space.device, space.precision):
+                total = network(images)[0].sum()
+            if training:
+                total.backward()
+            return total.item()  # waits for a GPU
+
+        return call
+
+    alone = fastest(run(1), 0.0)
+    batch = min(space.batch_size or forward_batch(space.device), max(1, int(seconds / 3 / alone)))
+    return batch * flops / fastest(run(batch), seconds)
+
+
+def head_rates(device: str, seconds: float) -> tuple[float, float]:
+    """Floating-point operations per second of a step of a linear head, and its seconds besides its products."""
+
+    def step(batch: int, width: int, classes: int) -> Callable[[], object]:
+        features = torch.randn(batch, width, device=device)
+        labels, head = torch.arange(batch, device=device) % classes, torch.nn.Linear(width, classes).to(device)
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+
+        def call() -> float:
+            loss = F.cross_entropy(head(features), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        return call
+
+    batch, width, classes = 256, 384, 100
+    small, large = fastest(step(8, 8, 8), seconds / 4), fastest(step(batch, width, classes), seconds / 4)
+    return 4.0 * batch * width * classes / max(large - small, 1e-9), small
+
+
+def reading_seconds(export: FrozenExport, space: Workspace, seconds: float) -> float:
+    """Seconds in which a process reads a validation image and crops it: every other one at random."""
+    from downstream.data.scenes import SceneSet, scene_image
+
+    images: Any = space.opened.known(space.data, "val")
+    indices = evenly_spaced(len(images), min(8, len(images))).tolist()
+    crop = TrainTransform(
+        size=export.spec.size,
+        interpolation="bilinear",
+        rule="torchvision",
+        seed=0,
+        epoch=0,
+        image_numbers=np.arange(len(images)),
+        decode=space.decode,
+    )
+    transforms: Sequence[Callable[[Any, int], object]] = (transform_of(export, space), crop)
+    if isinstance(images, SceneSet):
+        transforms = (scene_image,)
+
+    def read_few() -> None:
+        for number, index in enumerate(indices):
+            with suppress(UnreadableImage):
+                transforms[number % len(transforms)](images, index)
+
+    threads = torch.get_num_threads() if torch.device(space.device).type == "cpu" else 1
+    return fastest(read_few, seconds) / len(indices) / threads
+
+
+# NVIDIA's data sheets, dense (without sparsity): name, precision -> peak, bytes of memory.
+DATA_SHEETS: Mapping[str, tuple[str, Mapping[str, float], float]] = {
+    # H100 Tensor Core GPU Datasheet, SXM5: 1,979 TFLOPS bf16 with sparsity, 67 TFLOPS fp32, 80 GB
+    "h100": ("NVIDIA H100 SXM", {"bfloat16": 989e12, "float32": 67e12}, 80e9),
+    # A100 Tensor Core GPU Datasheet, SXM4: 312 TFLOPS bf16, 19.5 TFLOPS fp32, 80 GB
+    "a100": ("NVIDIA A100 80GB SXM", {"bfloat16": 312e12, "float32": 19.5e12}, 80e9),
 }
+# Fractions of the peak that are reached: networks forward, and forward and backward; products in float32.
+FORWARD, TRAINING, PRODUCTS = 0.40, 0.35, 0.40
+# Images of ImageNet's size that a core reads and crops a second; 300 as stated in probes/features/extract.py, with fast
+# decoding by the ratio in docs/speed.md.
+DECODED: Mapping[str, float] = {"exact": 300.0, "fast": 540.0}
 
 
 def machine(
     name: str, gpus: int, loaders: int | None, precision: str, decode: Literal["exact", "fast"] = "exact"
 ) -> Machine:
-    """The machine of that name with `gpus` GPUs. ValueError for an unknown name."""
-    if name not in MACHINES:
-        raise ValueError(f"--assume {name}: no such machine is known{did_you_mean(name, list(MACHINES))}")
-    preset = MACHINES[name]
-    return replace(preset, gpus=gpus, loaders=loaders or preset.loaders, precision=precision, decode=decode)
+    """The assumed machine of that name with `gpus` GPUs. ValueError for an unknown name."""
+    if name not in DATA_SHEETS:
+        raise ValueError(f"--assume {name}: no such machine is known{did_you_mean(name, list(DATA_SHEETS))}")
+    title, peak, memory = DATA_SHEETS[name]
+    assumed = Machine(
+        forward=FORWARD * peak[precision],
+        training=TRAINING * peak[precision],
+        heads=PRODUCTS * peak["float32"],
+        step=0.001,
+        reading=1 / DECODED[decode],
+        start=30.0,
+        loaders=loaders or MAX_LOADERS,
+        gpus=gpus,
+        memory=memory,
+    )
+    peaks = ", ".join(f"{precision} {value / 1e12:g} TFLOP/s" for precision, value in peak.items())
+    lines = (
+        f"assumed, not measured: {gpus} x {title}, peaks {peaks} (data sheet)",
+        f"assumed: {FORWARD:.0%} of the peak in {precision} forward, {TRAINING:.0%} in training, {PRODUCTS:.0%} in "
+        f"float32 products; of several GPUs each keeps {assumed.divided:.0%} of its speed",
+        f"assumed: {assumed.loaders} loaders per GPU, each of which reads {DECODED[decode]:g} images a second "
+        f"({decode}); `bench plan` on the machine itself measures all of this",
+    )
+    return replace(assumed, assumptions=lines)
 
 
 def free_memory(device: str) -> float:

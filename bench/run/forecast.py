@@ -1,57 +1,40 @@
-"""Forecasts of a run for `bench plan` and `--dry-run`: work is counted by the tasks, and timed by a calibration of this
-machine or an assumed machine.
+"""Forecasts of a run for `bench plan` and `--dry-run`: tasks count their work, a few rates of the machine time it.
 
-Work that several jobs share, such as the forward pass for frozen features, counts for the first of them.
+Work that several jobs share, such as the forward pass for frozen features, counts for the first of them. A job that
+another checkpoint of the same architecture has run takes as long as that one.
 """
 
 import shlex
-import signal
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from shlex import quote
-from types import FrameType
+from statistics import median
 from typing import Any
+
+from PIL import Image
 
 from bench.checkpoints import LoadedCheckpoint
 from bench.names import ready_device
 from bench.options import EvaluationOptions
 from bench.published.values import SETS
-from bench.results.record import DataUsed
-from bench.run.calibration import DECODING, Calibration, Machine, pass_seconds, scratch
-from bench.run.prepare import Job, Preparation, checkpoint_title, group_of, prepare
+from bench.results.record import DataUsed, read_result
+from bench.run.calibration import LIMIT, Machine, keep_rates, kept_rates, measured, measurements
+from bench.run.prepare import Job, Preparation, checkpoint_title, prepare
 from bench.run.suites import ChosenProtocol
 from bench.settings import setting_text
 from checkpoints.frozen import FrozenExport
 from engine.distributed import start_world
 from engine.errors import in_one_line
-from engine.files import digest
 from engine.machine import cores
 from engine.printing import say, table
 from engine.tasks import Task, Workspace
-from engine.work import Kind, Part, Scale, Work
+from engine.work import Part, Scale, Work
 
 STEPS = ((86400, "d"), (3600, "h"), (60, "min"))
-# Kind of work -> how a plan names it.
-TERMS: Mapping[Kind, str] = {
-    "features": "forward passes",
-    "crops": "forward passes",
-    "further crops": "forward passes",
-    "evaluation": "forward passes",
-    "training": "training steps",
-    "updates": "training steps",
-    "head steps": "heads",
-    "head images": "heads",
-    "comparisons": "search",
-    "fits": "fits",
-    "fit rows": "fits",
-}
-# Kind of work -> what its network waits for, if not for decoding.
-WAITING: Mapping[Kind, str] = {"training": "augmentation", "further crops": "augmentation"}
 
 
 def duration(seconds: float) -> str:
@@ -93,7 +76,7 @@ class Forecast:
 
     @property
     def text(self) -> str:
-        """`12 s; 60000 images in 1.0 passes, 0.4 PFLOP, 15 MB disk, 0.4 GB memory`.
+        """`12 s, 80% heads; 60000 images in 1.0 passes, 0.4 PFLOP, 15 MB disk, 0.4 GB memory`.
 
         Omits an unknown time; trainings also have their iterations. A pass is over all images of the set; images whose
         features another job extracts are not counted again.
@@ -107,26 +90,24 @@ class Forecast:
         counts = [f"{work.images:.0f} images in {passes:.1f} passes" if work.images else "no images to read"]
         counts += [f"{work.iterations:.0f} iterations"] if work.iterations else []
         counts += [operations(work.flops), f"{size(work.disk)} disk", f"{size(work.memory)} memory"]
+        return ", ".join(counts) if self.seconds is None else f"{self.time}; {', '.join(counts)}"
+
+    @property
+    def time(self) -> str:
+        """`12 s, 80% heads`, or that the time is unknown, with the operations that it would take."""
         if self.seconds is None:
-            return ", ".join(counts)
-        return f"{duration(self.seconds)}{''.join(shares(self.terms)[:1])}; {', '.join(counts)}"
+            return f"time not known, {operations(self.work.flops)}"
+        return f"{duration(self.seconds)}{''.join(shares(self.terms)[:1])}"
 
-    def timed(self, speed: Calibration | Machine) -> "Forecast":
-        """The forecast with times; unchanged if its task was not measured."""
-        task = task_key(self.job)
-        if not self.work.parts or (isinstance(speed, Calibration) and speed.unmeasured(self.work, task)):
+    def timed(self, machine: Machine) -> "Forecast":
+        """The forecast with times; unchanged if it has them or a rate is not known."""
+        parts = [machine.terms(part) for part in self.work.parts]
+        if not parts or self.seconds is not None or None in parts:
             return self
-        terms: dict[str, float] = defaultdict(float)
-        for part in self.work.parts:
-            seconds, decoding = speed.seconds(part, task), speed.decoding(part)
-            terms[WAITING.get(part.kind, "decoding")] += decoding
-            terms[TERMS.get(part.kind, "start and end")] += seconds - decoding
+        terms: dict[str, float] = defaultdict(float, start=machine.job)
+        for name, seconds in (term for part in parts if part for term in part.items()):
+            terms[name] += seconds
         return replace(self, seconds=sum(terms.values()), terms=dict(terms))
-
-
-def task_key(job: Job) -> str:
-    """The key of a task with its settings in a calibration: `knn@dino 1a2b3c4d`."""
-    return f"{job.chosen.name} {digest(dict(job.settings))[:8]}"
 
 
 CLASSES = {"imagenet": 1000, "ade20k": 150, "cityscapes": 19, "coco": 80}  # of sets that --assume takes by name
@@ -134,7 +115,7 @@ CLASSES = {"imagenet": 1000, "ade20k": 150, "cityscapes": 19, "coco": 80}  # of 
 
 def count_jobs(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> Iterator[Forecast]:
     """Forecasts, without times, of the jobs of one export that are not done, in their order."""
-    done: dict[Hashable, float] = {}  # key of shared work, or group of jobs -> units that earlier jobs do
+    done: dict[Hashable, float] = {}  # key of shared work -> units that earlier jobs do
     for job in sorted(jobs, key=lambda job: job.state != "done"):  # finished jobs left their features on disk
         if job.problem or (job.state == "done" and job.chosen.task.LAYOUT):
             if job.problem and job.state != "done":
@@ -146,6 +127,7 @@ def count_jobs(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> I
             images=job.images,
             classes=len(image_set.classes) if image_set is not None else CLASSES.get(job.data.name, 0),
             several_labels=getattr(image_set, "has_several_labels", False),
+            size=size_of_scenes(image_set) if image_set is not None and job.chosen.layout else None,
             batch_size=space.batch_size,
             device=space.device,
         )
@@ -156,57 +138,67 @@ def count_jobs(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> I
             if job.state != "done":
                 yield Forecast(job=job, problem=in_one_line(error))
             continue
-        if job.state == "done":
-            done |= {key: part.count for key, part in zip(keys, work.parts, strict=True) if part.kind == "features"}
-            continue
-        yield Forecast(job=job, work=remaining_work(work, keys, done, group_of(job, export, space)))
+        if job.state == "done":  # its crops were not stored
+            keys = [None if part.kind == "crops" else key for part, key in zip(work.parts, keys, strict=True)]
+        remaining = remaining_work(work, keys, done)
+        if job.state != "done":
+            yield forecast_from_results(Forecast(job=job, work=remaining), export, space)
 
 
-def remaining_work(work: Work, keys: Sequence[str], done: dict[Hashable, float], group: Hashable) -> Work:
+def size_of_scenes(scenes: Any) -> tuple[int, int] | None:
+    """Height and width of the first image of a scene set."""
+    with suppress(OSError, ValueError), Image.open(scenes.image_path(0)) as image:
+        return image.height, image.width
+    return None
+
+
+def remaining_work(work: Work, keys: Sequence[Hashable], done: dict[Hashable, float]) -> Work:
     """The work without units that earlier jobs do; adds its own units to `done`.
 
-    keys: `shared_key` of each part. done: key -> units. group: of the job (`group_of`), under which `done` counts the
-    decoded images that all streams of the group crop.
+    keys: `shared_key` of each part. done: key -> units.
     """
     parts = []
     for part, key in zip(work.parts, keys, strict=True):
         before = done.get(key, 0.0) if key else 0.0
         if key:
             done[key] = max(before, part.count)
-        if key and part.kind == "crops":
-            decoded = done.get(group, 0.0)
-            done[group] = max(decoded, part.count)
-            if (cropped := min(decoded, part.count) - before) > 0:
-                parts.append(replace(part, kind="further crops", count=cropped))
-                before += cropped
         parts.append(replace(part, count=max(part.count - before, 0.0)))
     return replace(work, parts=tuple(parts))
 
 
-def shared_key(task: Task, part: Part, export: FrozenExport, space: Workspace) -> str:
-    """A key for the data that a part reads, equal in all jobs that can share them; "" if no job can.
+def shared_key(task: Task, part: Part, export: FrozenExport, space: Workspace) -> Hashable:
+    """A key of a part's work, equal in all jobs that can share it; None if no job can.
 
-    Features are shared if `Task.features` names their transform, augmented images if `Task.stream` names their stream;
-    both are empty for tasks that read their images themselves.
+    Features are shared if `Task.features` names their transform, augmented images if `Task.stream` names their stream.
     """
-    if not part.of:
-        return ""
-    if part.kind == "libraries":
-        return part.of
     source = {"features": ",".join(task.features(export, space)), "crops": task.stream(export, space)}
-    return f"{part.of} of {space.data} by {source[part.kind]}" if source.get(part.kind) else ""
+    of = source.get(part.kind, part.of) if part.of else ""
+    return (part.kind, part.of, space.data, of) if of else None
+
+
+def forecast_from_results(forecast: Forecast, export: FrozenExport, space: Workspace) -> Forecast:
+    """The forecast with the time that the same job took for checkpoints of the same architecture, if there are any."""
+    path, times = forecast.job.path, []
+    for other in path.parents[2].glob(f"*/{path.parent.name}/{path.name}"):
+        with suppress(OSError, ValueError):
+            result = read_result(other)
+            here = result.device == space.device and result.checkpoint.architecture == export.spec.label
+            times += [result.seconds] if here and result.status == "ok" else []
+    seconds = median(times) if times else None
+    return replace(forecast, seconds=seconds, terms={} if seconds is None else {"in earlier runs": seconds})
 
 
 def forecasts_without_measuring(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> Iterator[Forecast]:
-    """Forecasts of the jobs that are not done, with times if an earlier plan measured them."""
+    """Forecasts of the jobs that are not done, with times if an earlier plan measured the rates."""
+    rates = kept_rates(space)
     for forecast in count_jobs(jobs, export, space):
-        yield forecast.timed(Calibration.load(space, export, forecast.job.data.fingerprints))
+        own = forecast.job.workspace(space)
+        yield forecast.timed(measured(measurements(export, own, forecast.job.data.fingerprints), own, rates))
 
 
 def expectations(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> dict[Path, float]:
-    """Result path -> expected seconds of the job, for jobs that an earlier plan measured."""
-    measured = [job for job in jobs if task_key(job) in Calibration.load(space, export, job.data.fingerprints).units]
-    forecasts = forecasts_without_measuring(measured, export, space)
+    """Result path -> expected seconds of the job, if an earlier plan measured the rates of this machine."""
+    forecasts = forecasts_without_measuring(jobs, export, space)
     return {forecast.job.path: forecast.seconds for forecast in forecasts if forecast.seconds}
 
 
@@ -278,18 +270,15 @@ def settings_lines(selected: Sequence[ChosenProtocol]) -> Iterator[str]:
         yield from table([(" ".join(values),)], indent=INDENT)
 
 
-MEASURING = 25.0  # seconds after which no further job is measured
-LIMIT = 30.0  # seconds after which a measurement that is still running is aborted
-MAX_MEASURING = 4.0  # seconds of measuring for one job
 Command = Callable[[LoadedCheckpoint, Sequence[Job]], list[str]]  # makes the arguments of `bench run` for some jobs
 Plan = Sequence[tuple[LoadedCheckpoint, list[Forecast]]]
 
 
-def plan(options: EvaluationOptions, assumed: Machine | None, fresh: bool, show: Callable[..., None]) -> Plan:
+def plan(options: EvaluationOptions, assumed: Machine | None, show: Callable[..., None]) -> Plan:
     """Forecasts of all jobs without a result, by checkpoint. ValueError for invalid options.
 
-    For an assumed machine, image sets may be given by name, such as `imagenet`: their counts are known. fresh: ignore
-    earlier measurements. show: prints counts at once, and times as they are measured.
+    For an assumed machine, image sets may be given by name, such as `imagenet`: their counts are known. show: prints
+    counts at once, and times when the rates are measured.
     """
     named = [text for text in options.data if text in SETS]
     if named and not assumed:
@@ -306,88 +295,41 @@ def plan(options: EvaluationOptions, assumed: Machine | None, fresh: bool, show:
         export, forecasts = preparation.exports[checkpoint.used.key], []
         show(checkpoint_title(checkpoint))
         for forecast in count_jobs(jobs, export, space):
-            speed = assumed or Calibration.load(space, export, forecast.job.data.fingerprints)
-            if fresh and isinstance(speed, Calibration):
-                speed.path.unlink(missing_ok=True)
-                speed.units.clear()
-            forecasts.append(forecast.timed(speed))
+            forecasts.append(forecast.timed(assumed) if assumed else forecast)
             show(f"  {forecast.job.title}: {forecasts[-1].text}")
         counted.append((checkpoint, forecasts))
-    if not assumed:
-        measure_jobs(counted, preparation, show)
-    return counted
+    return counted if assumed else timed_jobs(counted, preparation, show)
 
 
-class MeasuringEnded(BaseException):
-    """The time limit has passed. Not an Exception, so that no library that is being timed catches it."""
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise MeasuringEnded in the block after `seconds`; no limit outside the main thread, which alone gets signals."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise MeasuringEnded
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def measure_jobs(plan: Plan, preparation: Preparation, show: Callable[..., None]) -> None:
-    """Fill in missing times by measuring, jobs with the fewest FLOPs first, as far as the time limit allows."""
-    started, space = time.perf_counter(), preparation.space
-    untimed = [
-        (checkpoint, forecasts, index)
+def timed_jobs(plan: Plan, preparation: Preparation, show: Callable[..., None]) -> Plan:
+    """The plan with the times that are missing, from rates that are measured on this machine."""
+    space, started = preparation.space, time.perf_counter()
+    keys_of = {
+        forecast.job.path: measurements(
+            preparation.exports[checkpoint.used.key], forecast.job.workspace(space), forecast.job.data.fingerprints
+        )
         for checkpoint, forecasts in plan
-        for index, forecast in enumerate(forecasts)
+        for forecast in forecasts
         if forecast.work.parts and forecast.seconds is None
-    ]
-    if not untimed:
-        return
-    # A job that takes too long to measure comes last; otherwise, those behind it would be missed by every plan.
-    untimed.sort(key=lambda entry: entry[1][entry[2]].work.flops)
-    show(f"measuring this machine for at most {LIMIT:.0f} s:")
-    measured = 0
-    with suppress(MeasuringEnded), time_limit(LIMIT):
-        for checkpoint, forecasts, index in untimed:
-            remaining = started + MEASURING - time.perf_counter()
-            if remaining <= 0:
-                break
-            forecast, export = forecasts[index], preparation.exports[checkpoint.used.key]
-            calibration = Calibration.load(space, export, forecast.job.data.fingerprints)
-            try:
-                seconds = min(remaining / (len(untimed) - measured), MAX_MEASURING)
-                measure_job(forecast, calibration, export, space, seconds)
-                forecasts[index] = forecast.timed(calibration)
-                show(f"  {forecast.job.title}: {duration(forecasts[index].seconds or 0.0)}")
-            except Exception as error:  # the run itself would fail, too, and report it in full
-                show(f"  {forecast.job.title}: not measured: {in_one_line(error)}")
-            measured += 1
-    if measured < len(untimed):
-        show(f"  {len(untimed) - measured} jobs are not measured yet: run the same command again to measure them")
+    }
+    missing = {key: measure for keys in keys_of.values() for key, measure in keys.items()}
+    if not missing:
+        return plan
+    show(f"measuring this machine for about {LIMIT:.0f} s:")
+    rates: dict[str, float] = {}
+    for key, measure in missing.items():
+        try:
+            rates[key] = measure(LIMIT / len(missing))
+        except Exception as error:  # the run itself would fail, too, and report it in full
+            show(f"  {key.split()[0]} not measured: {in_one_line(error)}")
+    keep_rates(space, rates)
+    timed = []
+    for checkpoint, forecasts in plan:
+        machines = {path: measured(keys, space, rates) for path, keys in keys_of.items()}
+        timed.append((checkpoint, [f.timed(machines[f.job.path]) if f.job.path in machines else f for f in forecasts]))
+        show(*(f"  {f.job.title}: {f.time}" for f in timed[-1][1] if f.job.path in machines))
     show(f"measured in {duration(time.perf_counter() - started)}")
-
-
-def measure_job(
-    forecast: Forecast, calibration: Calibration, export: FrozenExport, space: Workspace, seconds: float
-) -> None:
-    """Time all kinds of work of a job that have not been timed yet, in about `seconds`."""
-    task = task_key(forecast.job)
-    with scratch(forecast.job.workspace(space)) as temporary:
-        if task not in calibration.units:
-            calibration.save(task, forecast.job.chosen.task.benchmark(export, temporary, seconds))
-        for kind in sorted(calibration.unmeasured(forecast.work, task)):
-            whole, decoding = pass_seconds(kind, export, temporary, seconds / 4)
-            calibration.save("", {kind: whole})
-            calibration.save(DECODING, {kind: decoding})
+    return timed
 
 
 def totals(plan: Plan, memory: float, gpus: int, decode: str) -> Iterator[str]:
@@ -402,17 +344,18 @@ def totals(plan: Plan, memory: float, gpus: int, decode: str) -> Iterator[str]:
     times = [forecast.seconds for forecast in forecasts if forecast.seconds is not None]
     flops, disk = (sum(getattr(forecast.work, name) for forecast in forecasts) for name in ("flops", "disk"))
     largest = max((forecast.work.memory for forecast in forecasts), default=0.0)
-    jobs = f"{len(times)} of {len(forecasts)} jobs one after another: {duration(sum(times))}"
-    yield f"{jobs}, {operations(flops)}, up to {size(disk)} disk, {size(largest)} memory"
+    unknown = [forecast.work.flops for forecast in forecasts if forecast.seconds is None and not forecast.problem]
+    parts = [f"{len(times)} of {len(forecasts)} jobs one after another: {duration(sum(times))}"] if times else []
+    parts += [f"time not known of {len(unknown)} jobs with {operations(sum(unknown))}"] if unknown else []
+    yield ", ".join([*parts, operations(flops), f"up to {size(disk)} disk", f"{size(largest)} memory"])
     terms: dict[str, float] = defaultdict(float)
     for name, seconds in (term for forecast in forecasts for term in forecast.terms.items()):
         terms[name] += seconds
     if terms:
         yield f"of this time{''.join(shares(terms))}"
-    waiting = [name for name in ("augmentation", "decoding") if terms[name] > 0.1 * sum(times)]
-    if waiting:
+    if terms["reading"] > 0.1 * sum(times):
         fast = "--decode fast, " if decode == "exact" else ""
-        yield f"networks wait for {' and '.join(waiting)}: {fast}more cores and, on a GPU, more --workers help"
+        yield f"networks wait for images: {fast}more cores and, on a GPU, more --workers help"
     yield f"at once: {at_once(largest, memory, gpus)}"
 
 

@@ -7,7 +7,6 @@ on every pixel of a patch; the logistic regression is `segmentation_linear@capi`
 M training patches, Q queries, m rows of either, D width, K classes, P pixels of a patch.
 """
 
-import time
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +25,7 @@ from downstream.data.listing import IGNORED
 from downstream.frozen.patches import (
     ROWS_READ,
     PatchFile,
-    SearchTask,
     SquareTask,
-    label_numbering,
     most_frequent,
     nearest_patches,
     read_labelled_image,
@@ -39,11 +36,10 @@ from engine.neighbours import MIN_NORM, Prepare
 from engine.rows import ChosenRows, Rows, release_pages, row_slices
 from engine.settings import OneOrMoreDifferent, PositiveFloat, PositiveInt, ProperFraction
 from engine.tasks import Workspace
-from engine.work import Kind, Part, Scale, Work
+from engine.work import Part, Scale, Work
 
 MAX_LABELS = 1 << 22  # labels of neighbours' pixels that a vote reads at once
 MAX_LOGITS = 1 << 22  # logits that a logistic regression holds at once
-TIMED_ROWS = 2000  # rows that a plan fits
 # logspace(-6, 5, 8)
 STRENGTHS = (
     1e-06,
@@ -191,7 +187,7 @@ def prepare_search(memory: PatchRows, queries: PatchRows, distance: Distance) ->
 
 
 @dataclass(frozen=True, kw_only=True)
-class CapiKnn(CapiTask, SearchTask):
+class CapiKnn(CapiTask):
     """Settings of CAPI's k-NN on standardised patches."""
 
     COST: ClassVar[float] = 3.0  # an image of each split at 224 x 224, and three searches
@@ -255,23 +251,10 @@ class CapiLogistic(CapiTask):
         train, val = (self.patch_count(scale.spec) * scale.images[split] for split in ("train", "val"))
         parts = [
             *(self.extraction_part(scale, split) for split in scale.images),
-            Part(kind="fits", count=fits),
-            Part(kind="fit rows", count=fits * train, flops=4.0 * width * scale.classes * self.iterations),
+            # L-BFGS stops after about half of the allowed iterations.
+            Part(kind="heads", count=fits * self.iterations / 2, flops=4.0 * width * scale.classes * train),
         ]
         return self.work(scale, parts, train + val, 4.0 * width * train)
-
-    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """As SquareTask's, and seconds of a row in a fit of random features at the middle strength."""
-        random, strength = np.random.RandomState(0), sorted(self.strengths)[len(self.strengths) // 2]
-        classes = label_numbering(self.load_scenes(export, space)[0].scenes)[1]
-        labels = torch.arange(TIMED_ROWS) % classes
-        means = random.standard_normal((classes, export.spec.width))[labels]
-        features = torch.from_numpy(means + random.standard_normal(means.shape)).float().to(space.device)
-        labels = labels.to(space.device)
-        started = time.perf_counter()
-        fit_logistic(features, labels, classes, strength, self.iterations)
-        row = (time.perf_counter() - started) / TIMED_ROWS
-        return super().benchmark(export, space, seconds) | {"fits": 0.0, "fit rows": row}
 
     def predict(
         self, choices: Sequence[Choice], memory: PatchRows, queries: PatchRows, space: Workspace

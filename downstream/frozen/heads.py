@@ -12,7 +12,7 @@ import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import cycle, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -32,9 +32,7 @@ from downstream.frozen.task import (
     UsableScenes,
     backbone_of,
     map_across_processes,
-    placeholder_score,
 )
-from downstream.metrics.scores import closing_seconds
 from engine.files import locked
 from engine.progress import Progress
 from engine.seeding import AUGMENT, DROP, shuffled, stream_seeds
@@ -52,12 +50,12 @@ from engine.training.states import (
     save_interval,
     save_state,
 )
-from engine.work import Kind, Part, Scale, Work, seconds_of
+from engine.work import Part, Scale, Work
 from imagesets.sets import cache_folder
 
 VERSION = 1  # of training states; raise it if the same settings would train differently
 CHUNK = 2  # crops in a forward pass, unless --batch-size is given
-TIMED_CROPS = 2  # crops that a plan times at once
+LOSS = 500.0  # operations that the loss of a pixel and class, its upsampling and gradient are counted as
 
 
 class HeadSnapshot(NamedTuple):
@@ -160,44 +158,18 @@ class HeadTask(FrozenTask):
     def cost(self, scale: Scale) -> Work:
         """Memory: the network's forward pass, and features of a batch with what the heads' gradients need."""
         self.check_network(scale.spec)
-        spec, size = scale.spec, self.input_size(scale.spec)
+        spec, size, heads = scale.spec, self.input_size(scale.spec), len(self.lr)
+        with torch.device("meta"):
+            weights = sum(value.numel() for value in self.build_head(spec, scale.classes).parameters())
+        patches, pixels = math.prod(spec.grid_of(size)), math.prod(size) * max(scale.classes, 1)
         parts = (
             Part(kind="crops", count=self.steps * self.batch, flops=float(forward_flops(spec, max(size)))),
-            Part(kind="updates", count=self.steps),
-            Part(kind="states", count=self.steps // save_interval(self.steps)),
+            Part(kind="heads", count=self.steps * heads, flops=self.batch * (6.0 * weights * patches + LOSS * pixels)),
             *self.evaluation_parts(scale),
         )
-        features = 12.0 * self.batch * spec.width * math.prod(spec.grid_of(size))
+        features = 12.0 * self.batch * spec.width * patches
         network = frozen_bytes(spec, scale.batch_size or CHUNK, max(size))
         return Work(parts=parts, iterations=self.steps, memory=network + features)
-
-    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """Seconds of a crop through the network, of a step of all heads, of an evaluated image and of a resample."""
-        train, val = self.load_scenes(export, space)
-        backbone, random = backbone_of(export, space), np.random.RandomState(0)
-        indices = cycle(train.indices.tolist())
-
-        def read_features() -> tuple[Tensor, Tensor]:
-            crops = [self.read_crop(export, train.scenes, next(indices), random) for _ in range(TIMED_CROPS)]
-            images, targets = (torch.stack(tensors) for tensors in zip(*crops, strict=True))
-            return self.head_inputs(backbone, images.to(space.device)), targets.to(space.device)
-
-        heads = [self.build_head(export.spec, len(train.scenes.classes)).to(space.device) for _ in self.lr]
-        features, targets = read_features()
-
-        def update() -> None:
-            for head in heads:
-                self.loss(head, features, targets, self.steps - 1, random).backward()
-
-        def evaluate() -> Any:
-            return self.evaluate_scene(backbone, [heads[0].eval()], val.scenes, int(val.indices[0]))
-
-        return {
-            "crops": seconds_of(lambda: read_features()[0].sum().item(), seconds / 3) / TIMED_CROPS,
-            "updates": seconds_of(update, seconds / 3) * self.batch / TIMED_CROPS,
-            "evaluation": seconds_of(evaluate, seconds / 3),
-            "closing": closing_seconds(placeholder_score(val.scenes), len(val.scenes)),
-        }
 
 
 class HeadTraining:

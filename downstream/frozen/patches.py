@@ -34,27 +34,24 @@ from downstream.frozen.task import (
     check_classes,
     check_features,
     patch_maps,
-    placeholder_score,
     resampled_metrics,
-    resampling_part,
     round_up_to_patch,
 )
-from downstream.metrics.scores import closing_seconds, weighted_scores
+from downstream.metrics.scores import weighted_scores
 from engine.files import locked, reserve
 from engine.machine import run_on_core_threads
-from engine.neighbours import Prepare, search, search_bytes, search_seconds
+from engine.neighbours import Prepare, search, search_bytes
 from engine.progress import Progress
 from engine.rows import Rows, release_pages, row_slices
 from engine.tasks import Outcome, Workspace
 from engine.training.loading import read_ahead
-from engine.work import Kind, Part, Scale, Work, seconds_of
+from engine.work import Part, Scale, Work
 from imagesets.sets import cache_folder
 
 VERSION = 2  # of patch files; raise it if the same images would give different features
 ROWS_READ = 16384  # patches that are read at once
 LAYER = (-1, True)  # the last block, with the final norm
 FEATURES = "layer-1-norm"  # name of the file with the features of LAYER
-TIMED_IMAGES = 4  # images that a plan times
 LABELS_FROM_ONE = ("ade20k",)  # layouts whose files use 0 for unlabelled pixels, which the sources count as a label
 
 # Position among the usable images -> normalised image (3, S, S) and labels (S, S), numbered as in files.
@@ -288,26 +285,19 @@ class SquareTask(FrozenTask):
         return Part(kind="features", count=scale.images[split] * times, flops=flops, of=f"{split} {transform}")
 
     def work(self, scale: Scale, parts: Sequence[Part], patches: float, memory: float) -> Work:
-        """These parts and the resamples. patches: stored on disk. memory: bytes in addition to the network's."""
+        """These parts. patches: stored on disk. memory: bytes in addition to the network's."""
         spec, size = scale.spec, batch_size(scale.batch_size, torch.device(scale.device).type)
         network = frozen_bytes(spec, size, round_up_to_patch(self.side, spec))
-        disk = patches * (4.0 * spec.width + spec.patch_size**2)
-        return Work(parts=(*parts, resampling_part(scale)), memory=memory + network, disk=disk)
+        return Work(parts=tuple(parts), memory=memory + network, disk=patches * (4.0 * spec.width + spec.patch_size**2))
 
-    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """Seconds of an image through the network, and of a resample."""
-        _, val = self.load_scenes(export, space)
-        few = val.subset(np.arange(min(TIMED_IMAGES, len(val.indices))))
-        backbone = backbone_of(export, space)
+    def search_work(self, scale: Scale, passes: Sequence[Part], memory: float, pairs: float, k: int) -> Work:
+        """`passes` through the network, and the search of k neighbours.
 
-        def extract() -> None:
-            squares = [self.read_square(export, few, position)[0] for position in range(len(few.indices))]
-            patch_maps(backbone, torch.stack(squares), [LAYER])[0].sum().item()
-
-        return {
-            "features": seconds_of(extract, seconds / 2) / len(few.indices),
-            "closing": closing_seconds(placeholder_score(val.scenes), len(val.scenes)),
-        }
+        memory: patches of the training images. pairs: compared pairs of patches.
+        """
+        queries, width = self.patch_count(scale.spec) * scale.images["val"], scale.spec.width
+        search = Part(kind="heads", count=1, flops=2.0 * width * pairs)
+        return self.work(scale, [*passes, search], memory + queries, search_bytes(int(memory), queries, width, k))
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         train, val = self.load_scenes(export, space)
@@ -322,22 +312,3 @@ class SquareTask(FrozenTask):
             facts={"train": train.facts, "val": val.facts, "patches": len(memory), **facts},
             cost={"forwards": memory.forwards + queries.forwards},
         )
-
-
-class SearchTask(SquareTask):
-    """Base of tasks that search the nearest patches: what the search costs."""
-
-    def search_work(self, scale: Scale, passes: Sequence[Part], memory: float, pairs: float, k: int) -> Work:
-        """`passes` through the network, and the search of k neighbours.
-
-        memory: patches of the training images. pairs: compared pairs of patches.
-        """
-        queries, width = self.patch_count(scale.spec) * scale.images["val"], scale.spec.width
-        comparisons = Part(kind="comparisons", count=float(pairs), flops=2.0 * width)
-        search_memory = search_bytes(int(memory), queries, width, k)
-        return self.work(scale, [*passes, comparisons], memory + queries, search_memory)
-
-    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """As SquareTask's, and seconds of a comparison."""
-        units = super().benchmark(export, space, seconds)
-        return units | search_seconds("faiss", space.device, export.spec.width)

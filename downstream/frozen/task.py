@@ -5,7 +5,6 @@ B images, D width, h x w patches, H x W pixels, K classes.
 
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -22,9 +21,8 @@ from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
 from downstream.data.scenes import SceneSet, check_layout, open_both
-from downstream.metrics.scores import weighted_scores
 from engine.progress import Progress
-from engine.tasks import Metric, Score, Task, Workspace, resampled, resamples_of
+from engine.tasks import Metric, Score, Task, Workspace, resampled
 from engine.work import Part, Scale, Work
 from imagesets.sets import SPLITS, Split
 
@@ -117,20 +115,17 @@ def check_classes(space: Workspace, *splits: UsableScenes) -> None:
     space.world.on_rank0(check)
 
 
-def evaluation_work(scale: Scale, side: int, flops: float, memory: float, *parts: Part) -> Work:
-    """The work of evaluating the validation images one at a time, and further parts.
+def evaluation_work(scale: Scale, side: int, flops: float, memory: float) -> Work:
+    """The work of evaluating the validation images one at a time.
 
     side: approximate side of an image in pixels. flops, memory: FLOPs and bytes per image in addition to the network's.
     """
-    evaluation = Part(
-        kind="evaluation", count=scale.images["val"], flops=float(forward_flops(scale.spec, side)) + flops
+    count = scale.images["val"]
+    parts = (
+        Part(kind="evaluation", count=count, flops=float(forward_flops(scale.spec, side))),
+        Part(kind="heads", count=count, flops=flops),
     )
-    return Work(parts=(evaluation, *parts), memory=frozen_bytes(scale.spec, 1, side) + memory)
-
-
-def resampling_part(scale: Scale) -> Part:
-    """The work of computing metrics on resamples of the validation images."""
-    return Part(kind="closing", count=resamples_of(scale.images["val"]))
+    return Work(parts=parts, memory=frozen_bytes(scale.spec, 1, side) + memory)
 
 
 class SizedBackbone(Backbone):
@@ -234,11 +229,6 @@ def resampled_metrics(score: Score, images: int) -> dict[str, Metric]:
     """The metrics that `score` (engine/tasks.py) computes, with their values on resamples of the N = `images`."""
     values, on_resamples = score(np.ones((1, images))), resampled(score, images)
     return {name: Metric(value=float(value[0]), resampled=on_resamples[name]) for name, value in values.items()}
-
-
-def placeholder_score(scenes: SceneSet) -> Score:
-    """mIoU of made-up areas, of as many images and classes as the set has, for timing resamples."""
-    return partial(weighted_scores, [np.ones((len(scenes), max(len(scenes.classes), 1), 3), np.int64)])
 
 
 def resize_nearest(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -17,9 +17,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from engine.tasks import RESAMPLES_AT_ONCE, Score, resampled, resamples_of
-from engine.work import seconds_of
-
 RIGHT, PREDICTED, LABELLED = range(3)  # columns of the areas
 
 
@@ -68,13 +65,6 @@ def weighted_scores(trainings: Sequence[np.ndarray], weights: np.ndarray) -> dic
         totals = (weights @ areas.reshape(image_count, -1).astype(np.float64)).reshape(-1, *shape)
         scores_of_trainings.append(scores_of_totals(totals))
     return {name: np.mean([values[name] for values in scores_of_trainings], axis=0) for name in scores_of_trainings[0]}
-
-
-def closing_seconds(score: Score, images: int) -> float:
-    """Seconds for the score of one resample of so many images, for plans."""
-    return seconds_of(lambda: resampled(score, images, RESAMPLES_AT_ONCE), 0.0) / min(
-        RESAMPLES_AT_ONCE, resamples_of(images)
-    )
 
 
 # pycocotools cocoeval.py Params.setDetParams

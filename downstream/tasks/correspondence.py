@@ -36,13 +36,11 @@ from downstream.frozen.task import (
     pad_centred,
     patch_maps,
     resampled_metrics,
-    resampling_part,
     round_up_to_patch,
 )
-from downstream.metrics.scores import closing_seconds
 from engine.settings import PositiveFloat, PositiveInt
 from engine.tasks import Outcome, Protocol, Workspace, smoke_protocol
-from engine.work import Kind, Scale, Work, seconds_of
+from engine.work import Scale, Work
 
 # N images, P pairs, K keypoints of a pair or an image, D width, h x w patches.
 
@@ -156,16 +154,7 @@ class Correspondence(FrozenTask):
     def cost(self, scale: Scale) -> Work:
         patches = self.summary(scale.spec, scale.images)["patches of an image"]
         maps = 4.0 * scale.spec.width * patches * IMAGES_PER_CLASS
-        return evaluation_work(scale, round_up_to_patch(self.side, scale.spec), 0.0, maps, resampling_part(scale))
-
-    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """Seconds of an image, as half of a pair, and of a resample of the images."""
-        _, val = self.load_scenes(export, space)
-        pairs, backbone = self.select_pairs(val.scenes, val.indices), backbone_of(export, space)
-        first, label = SelectedPairs(*(values[:1] for values in pairs)), int(pairs.classes[0])
-        pair_seconds = seconds_of(lambda: self.match_class(backbone, val.scenes, first, label), seconds)
-        score = partial(weighted_pck, pairs, np.ones((len(pairs.numbers), 2), np.int64))
-        return {"evaluation": pair_seconds / 2, "closing": closing_seconds(score, len(val.scenes))}
+        return evaluation_work(scale, round_up_to_patch(self.side, scale.spec), 0.0, maps)
 
     def select_pairs(self, scenes: SceneSet, usable: np.ndarray) -> SelectedPairs:
         """Draw the evaluated pairs from those whose two images are among the `usable` indices (n,).

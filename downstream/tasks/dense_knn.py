@@ -23,7 +23,7 @@ from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.frozen.capi import CapiKnn
 from downstream.frozen.patches import (
     PatchFile,
-    SearchTask,
+    SquareTask,
     extract_patches,
     label_numbering,
     nearest_patches,
@@ -113,7 +113,7 @@ def match_classes(counts: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hummingbird(SearchTask):
+class Hummingbird(SquareTask):
     """Settings of one evaluation."""
 
     COST: ClassVar[float] = 12.0  # an image of each split at five times the pixels of 224 x 224, and a search

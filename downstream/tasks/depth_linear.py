@@ -386,8 +386,9 @@ class DepthLinear(HeadTask):
         }
 
     def evaluation_parts(self, scale: Scale) -> list[Part]:
-        flops = (1 + self.flip) * forward_flops(scale.spec, round_up_to_patch(max(NYU_SIZE), scale.spec))
-        return [Part(kind="evaluation", count=scale.images["val"], flops=float(flops))]
+        side = round_up_to_patch(max(scale.size or NYU_SIZE), scale.spec)
+        flops = (1 + self.flip) * float(forward_flops(scale.spec, side))
+        return [Part(kind="evaluation", count=scale.images["val"], flops=flops)]
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         train, val = self.load_scenes(export, space)

@@ -34,13 +34,12 @@ from downstream.frozen.task import (
 )
 from engine.settings import PositiveFloat, PositiveInt, ProperFraction
 from engine.tasks import Metric, Outcome, Protocol, Workspace, smoke_protocol
-from engine.work import Kind, Scale, Work, seconds_of
+from engine.work import Scale, Work
 
 # L = h x w patches in raster order, D width; boxes are x1, y1, x2, y2 in pixels.
 
 IMAGE_SIZE = (375, 500)  # height and width of most of VOC's images, as plans assume
 MIN_IOU = 0.5  # of a correct box with an object's
-TIMED_IMAGES = 2  # images that a plan times
 
 
 def lost_seed(keys: Tensor, k: int) -> tuple[int, Tensor, Tensor]:
@@ -132,18 +131,11 @@ class Discovery(FrozenTask):
         return {"images": images["val"], "patches of 375 x 500": rows * columns}
 
     def cost(self, scale: Scale) -> Work:
-        pairs = float(self.summary(scale.spec, scale.images)["patches of 375 x 500"]) ** 2
-        area = math.prod(round_up_to_patch(side, scale.spec) for side in IMAGE_SIZE)
+        sides = [round_up_to_patch(side, scale.spec) for side in scale.size or IMAGE_SIZE]
+        pairs = (math.prod(sides) / scale.spec.patch_size**2) ** 2
         similarities = 8.0 * pairs * (3 if self.method == "tokencut" else 1)
-        side = round_up_to_patch(round(area**0.5), scale.spec)
+        side = round_up_to_patch(round(math.prod(sides) ** 0.5), scale.spec)
         return evaluation_work(scale, side, 2.0 * scale.spec.width * pairs, similarities)
-
-    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """Seconds of an image, from reading to its box."""
-        _, val = self.load_scenes(export, space)
-        timed, backbone = val.indices[:TIMED_IMAGES].tolist(), backbone_of(export, space)
-        total = seconds_of(lambda: [discover_boxes([self], backbone, val.scenes, index) for index in timed], seconds)
-        return {"evaluation": total / len(timed)}
 
     def stream(self, export: FrozenExport, space: Workspace) -> str:
         return "keys"

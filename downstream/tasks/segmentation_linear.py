@@ -39,7 +39,6 @@ from downstream.frozen.task import (
     pad_to_patches,
     patch_maps,
     resampled_metrics,
-    resampling_part,
     resize_nearest,
     round_up_to_patch,
 )
@@ -329,7 +328,7 @@ class SegmentationLinear(HeadTask):
         side, images = self.input_size(scale.spec)[0], scale.images["val"] + self.holdout_size(scale.images["train"])
         windows = len(sliding_windows((self.short, round(ASPECT_RATIO * self.short)), side, self.stride))
         flops = (1 + self.flip) * windows * sum(ratio**2 for ratio in self.scales) * forward_flops(scale.spec, side)
-        return [Part(kind="evaluation", count=images, flops=float(flops)), resampling_part(scale)]
+        return [Part(kind="evaluation", count=images, flops=float(flops))]
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         train, val = self.load_scenes(export, space)

@@ -31,14 +31,11 @@ from downstream.frozen.task import (
     normalised_tensor,
     patch_maps,
     resampled_metrics,
-    resampling_part,
 )
-from downstream.layouts.davis import MIN_FRAMES
-from downstream.metrics.scores import closing_seconds
 from engine.printing import say
 from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from engine.tasks import Outcome, Protocol, Workspace, smoke_protocol
-from engine.work import Kind, Scale, Work, seconds_of
+from engine.work import Scale, Work
 
 # N objects, T frames, V videos, H x W pixels, h x w patches, D width.
 
@@ -215,23 +212,10 @@ class VideoPropagation(FrozenTask):
 
     def cost(self, scale: Scale) -> Work:
         self.check_network(scale.spec)
-        rows, columns = self.grid(scale.spec, *FRAME_SIZE)
+        rows, columns = self.grid(scale.spec, *(scale.size or FRAME_SIZE))
         side, pairs = round((rows * columns) ** 0.5), float(rows * columns) ** 2 * (self.frames + 1)
         flops, memory = 2.0 * scale.spec.width * pairs, 4 * 4 * pairs  # four matrices of float32
-        return evaluation_work(scale, side * scale.spec.patch_size, flops, memory, resampling_part(scale))
-
-    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """Seconds of a frame, from reading to its scores, and of a resample of the videos."""
-        (val,) = self.load_scenes(export, space, ["val"])
-        scenes, backbone, videos = val.scenes, backbone_of(export, space), list(val.scenes.videos.values())
-        frames = videos[0][: max(MIN_FRAMES, self.frames + 2)]
-        truth = read_truth(scenes, frames)
-        video_of_object = np.repeat(np.arange(len(videos)), OBJECTS_PER_VIDEO)
-        score = partial(mean_scores, np.zeros((len(video_of_object), len(STATISTICS))), video_of_object)
-        video_seconds = seconds_of(
-            lambda: object_statistics(self.predict(backbone, scenes, frames, truth[0]), truth), seconds
-        )
-        return {"evaluation": video_seconds / len(frames), "closing": closing_seconds(score, len(videos))}
+        return evaluation_work(scale, side * scale.spec.patch_size, flops, memory)
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         (val,) = self.load_scenes(export, space, ["val"])

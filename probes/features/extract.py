@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 
 from checkpoints.backbone import Backbone
-from checkpoints.flops import frozen_bytes
+from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport
 from engine.machine import own_cores, run_on_core_threads
 from engine.progress import Progress
 from engine.rows import ChosenRows, Rows
 from engine.tasks import Workspace
 from engine.training.loading import read_ahead
-from engine.work import Scale
+from engine.work import Kind, Part, Scale, Work
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet, cache_folder
 from imagesets.transforms import EvalTransform
-from probes.features.kinds import FeatureKind, feature_rows
+from probes.features.kinds import FeatureKind, feature_bytes, feature_rows
 from probes.features.store import Store, Writer
 
 VERSION = 1  # raise it when the same export and images would give different features
@@ -105,9 +105,20 @@ def forward_batch(device: str) -> int:
     return BATCH.get(torch.device(device).type, BATCH["cpu"])
 
 
-def forward_bytes(scale: Scale) -> float:
-    """Memory of a forward pass of the frozen network, in bytes."""
-    return frozen_bytes(scale.spec, scale.batch_size or forward_batch(scale.device))
+def feature_pass(scale: Scale, images: float, of: str, kind: Kind = "features") -> Part:
+    """The work of `images` through the frozen network. of: which images they are; tasks with equal ones share it."""
+    return Part(kind=kind, count=images, flops=forward_flops(scale.spec), of=of)
+
+
+def feature_work(scale: Scale, passes: Mapping[str, float], *parts: Part, kinds: int = 1, memory: float = 0.0) -> Work:
+    """The work of a task on stored features: passes over images, by what they are, and further parts.
+
+    kinds: number of features that are stored of an image. memory: bytes besides the forward pass.
+    """
+    stored = tuple(feature_pass(scale, images, of) for of, images in passes.items())
+    network = frozen_bytes(scale.spec, scale.batch_size or forward_batch(scale.device))
+    disk = feature_bytes(scale.spec, sum(passes.values()), kinds)
+    return Work(parts=stored + parts, memory=network + memory, disk=disk)
 
 
 def batch_spans(images: int, size: int) -> dict[int, range]:

@@ -19,11 +19,9 @@ import numpy as np
 from torch import Tensor
 
 from checkpoints.backbone import Backbone, Features
-from checkpoints.flops import forward_flops
 from checkpoints.frozen import FrozenSpec
 from engine.rows import Rows
 from engine.settings import Validated
-from engine.work import Kind, Part
 
 
 @dataclass(frozen=True)
@@ -84,11 +82,6 @@ def feature_rows(backbone: Backbone, images: Tensor, kinds: Sequence[FeatureKind
 
 
 FLOAT = 4  # bytes of a float32
-
-
-def feature_pass(spec: FrozenSpec, images: float, of: str, kind: Kind = "features") -> Part:
-    """The work of `images` through the frozen network. of: which images they are; tasks with equal ones share it."""
-    return Part(kind=kind, count=images, flops=forward_flops(spec), of=of)
 
 
 def feature_bytes(spec: FrozenSpec, images: float, kinds: int = 1) -> float:

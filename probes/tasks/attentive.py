@@ -20,10 +20,10 @@ from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.settings import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from engine.tasks import ADDED, Protocol, Workspace, as_reported
 from engine.training.schedules import CosineAhead, CosineToTheEnd, Schedule, TableCosine, TrainProgress, WarmupCosine
-from engine.work import Kind, Part, Scale, Work, seconds_of
+from engine.work import Part, Scale, Work
 from imagesets.sets import ImageSet
-from probes.features.extract import FeatureSet, batch_spans, forward_bytes, transform_of
-from probes.features.kinds import FLOAT, FeatureKind, feature_bytes, feature_pass
+from probes.features.extract import FeatureSet, batch_spans, feature_pass, feature_work, transform_of
+from probes.features.kinds import FLOAT, FeatureKind
 from probes.linear.attention import (
     AIM_WIDTH,
     CAPI_WIDTH,
@@ -44,7 +44,6 @@ from probes.linear.stream import FeatureStream
 from probes.linear.sweep import Sweep
 from probes.linear.train_transform import Augmentation
 from probes.scores import Hits, concatenate_hits, hits_of
-from probes.splits import open_splits
 
 CAE_FLOOR = 1e-6  # learning rate at the end (tools/run_attentive.py --min_lr)
 AIM_FLOOR, AIM_CLIP = 1e-5, 3.0  # learning rate at the end, maximal gradient norm (AIMv2 table A2)
@@ -193,20 +192,21 @@ class Attentive(SweepTask):
         plan, _ = self.epoch_plan(scale.images["train"])
         tokens, parameters = self.tokens(spec), self.parameters(spec.width, scale.classes)
         heads, steps = len(self.decays_and_lrs), self.epochs * plan.steps_per_epoch
-        flops = 2.0 * heads * (parameters + 2 * tokens * spec.width * self.attention_maps(spec.width))
-        flops += heads * 24.0 * (self.blocks - 1) * tokens * spec.width**2
-        parts = (
-            feature_pass(spec, passes["crops"], "augmented", "crops"),
-            feature_pass(spec, passes["stored"], "val and held out"),
-            feature_pass(spec, passes["evaluated"], "tokens of evaluated images"),
-            Part(kind="head steps", count=steps, flops=3 * flops * plan.batch),
-            Part(kind="head images", count=passes["evaluated"], flops=flops),
-        )
+        flops = 2.0 * (parameters + 2 * tokens * spec.width * self.attention_maps(spec.width))  # of a head on an image
+        flops += 24.0 * (self.blocks - 1) * tokens * spec.width**2
+        images = 3 * steps * plan.batch + passes["evaluated"]  # a step costs three forward passes
         batch = 2 * FLOAT * plan.batch * tokens * spec.width  # gathered features, and a copy of the batch
         weights = 4 * FLOAT * heads * parameters  # with gradients and two moments
-        disk = feature_bytes(spec, passes["stored"]) + 2 * weights
-        memory = forward_bytes(scale) + batch + weights
-        return Work(parts=parts, iterations=steps, memory=memory, disk=disk)
+        work = feature_work(
+            scale,
+            {"val and held out": passes["stored"]},
+            feature_pass(scale, passes["crops"], "augmented", "crops"),
+            feature_pass(scale, passes["evaluated"], "tokens of evaluated images"),
+            # A head has about ten times the operators of a linear one.
+            Part(kind="heads", count=10 * steps * heads, flops=flops * images / steps / 10),
+            memory=batch + weights,
+        )
+        return replace(work, iterations=steps, disk=work.disk + 2 * weights)
 
     def parameters(self, width: int, classes: int) -> int:
         """Number of parameters of a head."""
@@ -217,17 +217,6 @@ class Attentive(SweepTask):
         """Number of attention maps, softmaxes over the tokens, that a head computes for an image."""
         maps = {"capi": width // CAPI_WIDTH, "aim": width // AIM_WIDTH, "ep": self.queries}
         return maps.get(self.head, self.attention_heads)
-
-    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        train, _ = open_splits(space)
-        spec, batch, classes = export.spec, min(self.batch, len(train)), len(train.classes)
-        heads = self.with_supported_readouts(spec)[0].heads(spec.width, classes, batch, space)
-        labels = torch.randint(classes, (batch,), device=space.device)
-        tokens = dict.fromkeys(heads.readouts, torch.randn(batch, self.tokens(spec), spec.width, device=space.device))
-        progress = TrainProgress(step=1, steps_per_epoch=1, epochs=2)
-        step = seconds_of(lambda: heads.step(tokens, labels, progress).sum().item(), seconds / 2)
-        evaluation = seconds_of(lambda: heads.hits(tokens, labels).sum().item(), seconds / 2)
-        return {"head steps": step, "head images": evaluation / batch}
 
 
 @dataclass(frozen=True, kw_only=True)

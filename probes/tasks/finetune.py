@@ -8,10 +8,8 @@ trained, too, and the result contains a warning.
 sources; holdout, the best one on held-out training images.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from statistics import median
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +21,7 @@ from checkpoints.frozen import FrozenSpec, vit_spec
 from checkpoints.spec import SIZES, ViTSpec
 from engine.tasks import Outcome, Protocol, Reads, SelectOn, Task, Workspace, as_reported, settings_of, smoke_protocol
 from engine.training.schedules import share_of
-from engine.work import NETWORK_SLOWDOWN, Kind, Part, Scale, Work, product_rate
+from engine.work import Part, Scale, Work
 from imagesets.sets import ImageSet, cache_folder
 from imagesets.transforms import EvalTransform
 from probes.features.fallbacks import record_fallback, with_supported_pool
@@ -38,7 +36,6 @@ from probes.splits import check_labels, held_out, not_held_out_warning, open_spl
 
 VERSION = 3  # of training states on disk; raise it when the same settings would train differently
 MAX_MICRO_BATCH = {"cpu": 32, "cuda": 128}  # images in a forward pass, unless --batch-size is given
-TIMED_UPDATES = 4  # of a benchmark; the first one is slower and is not counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,45 +70,15 @@ class Finetune(FinetuneSettings, Task):
         held = round(scale.images["train"] * self.fraction * self.holdout) if self.select == "holdout" else 0
         evaluated = summary["evaluations"] * (held or val) + (val if held else 0)
         micro_batch_size = min(scale.batch_size or max_micro_batch(scale.device), self.batch)
+        passes, of = summary["forward and backward passes"], str(self)
         parts = (
-            Part(kind="start", count=1),
-            Part(kind="training", count=summary["forward and backward passes"], flops=training_flops(spec, size)),
-            Part(kind="updates", count=updates),
-            Part(kind="evaluation", count=evaluated, flops=forward_flops(spec, size)),
+            Part(kind="start", count=1, of=of),
+            Part(kind="training", count=passes, flops=training_flops(spec, size), of=of),
+            Part(kind="evaluation", count=evaluated, flops=forward_flops(spec, size), of=of),
         )
         memory = training_bytes(spec, micro_batch_size, size)
         state = 12 * training_bytes(spec, 0) / 16  # weights and two moments, without gradients; two states are kept
         return Work(parts=parts, iterations=updates, memory=memory, disk=2 * state)
-
-    def benchmark(self, export: ViTExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """Times a few updates on small batches of an even number of images, so that mixing costs the same."""
-        self.check_network(export.spec)
-        train, val = open_splits(space)
-        affordable = seconds / (2 * TIMED_UPDATES) * product_rate(space.device) / NETWORK_SLOWDOWN
-        fitting = int(affordable / max(training_flops(export.spec, self.image_size), 1))
-        count = max(2, min(fitting, self.batch, MAX_MICRO_BATCH["cpu"], len(train)) // 2 * 2)
-        small = replace(self, batch=count, mixed_together=count, repeats=1, select="last")
-        started = time.perf_counter()
-        task = with_supported_pool(small, export.spec)
-        training, selection, groups_of = task.prepare(export, train, None, val.limited(2 * count), space)
-        start_seconds = time.perf_counter() - started
-        groups = mixed_groups(groups_of(range(TIMED_UPDATES)), space)
-        training.network.train()
-        update_seconds, optimizer_seconds = [], []
-        for _ in range(TIMED_UPDATES):
-            started = time.perf_counter()
-            training.update(groups)
-            update_seconds.append(time.perf_counter() - started)
-            started = time.perf_counter()
-            training.optimizer.step()
-            optimizer_seconds.append(time.perf_counter() - started)
-        started = time.perf_counter()
-        training.run_evaluation(selection)
-        per_evaluated = (time.perf_counter() - started) / len(selection.val.image_set)
-        per_step = min(optimizer_seconds[1:])
-        batch_seconds = max(median(update_seconds[1:]) - per_step, 0.0)
-        per_image = batch_seconds / (len(training.groups) * training.plan.group)
-        return {"start": start_seconds, "training": per_image, "updates": per_step, "evaluation": per_evaluated}
 
     def check_images(self, space: Workspace) -> None:
         train, _, _ = self.split_training_images(open_splits(space)[0], space.seed)

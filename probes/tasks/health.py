@@ -26,12 +26,13 @@ from probes.features.extract import (
     Reader,
     batch_spans,
     extract,
+    feature_pass,
+    feature_work,
     for_each_batch,
     forward_batch,
-    forward_bytes,
     transform_of,
 )
-from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
+from probes.features.kinds import FeatureKind
 from probes.label_free import (
     RANKME_EPS,
     alignment,
@@ -84,11 +85,9 @@ class Health(PooledTask):
 
     def cost(self, scale: Scale) -> Work:
         spec, val = scale.spec, scale.images["val"]
-        views = min(self.images, val) * self.views
-        parts = (feature_pass(spec, val, "val"), feature_pass(spec, views, "views of val", "crops"))
-        memory = max(8 * 3 * spec.width * min(val, MAX_RANK_IMAGES), forward_bytes(scale))
-        disk = feature_bytes(spec, val, len(self.kinds(spec))) + feature_bytes(spec, views)
-        return Work(parts=parts, memory=memory, disk=disk)
+        views = feature_pass(scale, min(self.images, val) * self.views, "views of val", "crops")
+        memory = 8.0 * 3 * spec.width * min(val, MAX_RANK_IMAGES)
+        return feature_work(scale, {"val": val}, views, kinds=len(self.kinds(spec)), memory=memory)
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         val, kinds = space.images("val", open_set), self.kinds(export.spec)

@@ -18,17 +18,17 @@ import torch
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.distributed import World
 from engine.machine import run_on_core_threads
-from engine.neighbours import Neighbours, search, search_bytes, search_seconds, unit_rows
+from engine.neighbours import Neighbours, search, search_bytes, unit_rows
 from engine.rows import row_slices
 from engine.settings import Fraction, OneOrMoreDifferent, PositiveFloat, PositiveInt
 from engine.tasks import ADDED, Outcome, Protocol, Workspace
-from engine.work import Kind, Part, Scale, Work
+from engine.work import Part, Scale, Work
 from imagesets.decoding import UnreadableImage
 from imagesets.selection import evenly_spaced
 from imagesets.sets import ImageSet
 from imagesets.subsets import fraction
-from probes.features.extract import FeatureSet, extract, forward_bytes, transform_of
-from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
+from probes.features.extract import FeatureSet, extract, feature_work, transform_of
+from probes.features.kinds import FeatureKind
 from probes.pooled import PooledTask
 from probes.scores import accuracy, cost, gather_in_order, percent, prediction_arrays, with_blocks, with_class_means
 from probes.splits import check_labels, open_splits
@@ -186,18 +186,10 @@ class Knn(PooledTask):
     def cost(self, scale: Scale) -> Work:
         spec, queries = scale.spec, scale.images["val"]
         gallery, kinds = round(self.fraction * scale.images["train"]), len(self.kinds(spec))
-        of = "train" if self.fraction == 1 else f"{self.fraction:g} of train"
-        parts = (
-            feature_pass(spec, gallery, of),
-            feature_pass(spec, queries, "val"),
-            Part(kind="comparisons", count=kinds * gallery * queries, flops=2 * spec.width),
-            Part(kind="libraries", count=1, of=self.backend),
-        )
-        memory = max(search_bytes(gallery, queries, spec.width, max(self.k)), forward_bytes(scale))
-        return Work(parts=parts, memory=memory, disk=feature_bytes(spec, gallery + queries, kinds))
-
-    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        return search_seconds(self.backend, space.device, export.spec.width)
+        passes = {"train" if self.fraction == 1 else f"{self.fraction:g} of train": gallery, "val": queries}
+        search = Part(kind="heads", count=kinds, flops=2.0 * spec.width * gallery * queries)
+        memory = search_bytes(gallery, queries, spec.width, max(self.k))
+        return feature_work(scale, passes, search, kinds=kinds, memory=memory)
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         outcome = self.evaluate_kind(export, space)

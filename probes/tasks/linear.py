@@ -12,22 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
-import torch
-
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.settings import OneOrMoreDifferent
 from engine.tasks import ADDED, Outcome, Protocol, Workspace, as_reported
 from engine.training.schedules import Pace, PacedCosine, Schedule
-from engine.work import Kind, Part, Scale, Work, seconds_of
-from probes.features.extract import forward_bytes, transform_of
+from engine.work import Part, Scale, Work
+from probes.features.extract import feature_pass, feature_work, transform_of
 from probes.features.fallbacks import supported_readout
-from probes.features.kinds import FLOAT, FeatureKind, Readout, feature_bytes, feature_pass, kinds_of
-from probes.linear.batches import BLOCK_ROWS
+from probes.features.kinds import FLOAT, FeatureKind, Readout, kinds_of
 from probes.linear.heads import LR_BATCH, Head, Heads, HeadSettings
 from probes.linear.probe import Probe, SweepTask
 from probes.linear.sweep import Sweep
 from probes.scores import with_blocks
-from probes.splits import open_splits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,42 +142,19 @@ class Linear(HeadSettings, SweepTask):
         spec, train, val, classes = scale.spec, scale.images["train"], scale.images["val"], scale.classes
         task, (plan, held_out) = self.with_all_blocks(spec), self.epoch_plan(train)
         widths = [width for width in task.widths(spec.width).values() for _ in task.decays_and_lrs]
-        steps = task.epochs * plan.steps_per_epoch
-        product = 2.0 * sum(widths) * classes
-        if task.augment:
-            crops = feature_pass(spec, task.epochs * plan.images_per_epoch, "augmented", "crops")
-            train_passes = [crops, feature_pass(spec, held_out, "held out")]
-        else:
-            train_passes = [feature_pass(spec, train, "train")]
-        parts = (
-            *train_passes,
-            feature_pass(spec, val, "val"),
-            Part(kind="head steps", count=steps, flops=2 * product * plan.batch),
-            Part(kind="head images", count=task.epochs * (held_out or val) + val, flops=product),
-        )
-        features = feature_bytes(spec, val + (held_out if task.augment else train), len(task.kinds))
+        steps, product = task.epochs * plan.steps_per_epoch, 2.0 * sum(widths) * classes
+        flops = product * (2 * steps * plan.batch + task.epochs * (held_out or val) + val)
+        training = Part(kind="heads", count=steps * len(task.readouts))
+        training = replace(training, flops=flops / training.count)
         weights = 3 * FLOAT * sum(widths) * classes  # with momentum and gradient
-        memory = forward_bytes(scale) + weights + FLOAT * plan.batch * (sum(widths) / len(widths) + 3 * classes)
-        return Work(parts=parts, iterations=steps, memory=memory, disk=features + 2 * weights)
-
-    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """Times steps on noise around class means.
-
-        As in real trainings, heads fit it within a few steps. Their gradients then underflow, and subnormal numbers
-        make a step up to four times as slow on some CPUs.
-        """
-        task, (train, _) = self.with_all_blocks(export.spec), open_splits(space)
-        batch, classes, width = min(self.batch, len(train)), len(train.classes), export.spec.width
-        heads = task.heads(width, classes, batch, space)
-        labels = torch.randint(classes, (batch,), device=space.device)
-        inputs = {}
-        for readout, size in task.widths(width).items():
-            means = torch.randn(classes, size, device=space.device)
-            inputs[readout] = means[labels] + torch.randn(batch, size, device=space.device)
-        step = seconds_of(lambda: heads.step(inputs, labels, 1.0).sum().item(), seconds / 2)
-        block = {readout: features[:BLOCK_ROWS] for readout, features in inputs.items()}
-        evaluation = seconds_of(lambda: heads.hits(block, labels[:BLOCK_ROWS]).sum().item(), seconds / 2)
-        return {"head steps": step, "head images": evaluation / min(batch, BLOCK_ROWS)}
+        memory = weights + FLOAT * plan.batch * (sum(widths) / len(widths) + 3 * classes)
+        if task.augment:
+            passes = {"held out": held_out, "val": val}
+            crops = [feature_pass(scale, task.epochs * plan.images_per_epoch, "augmented", "crops")]
+        else:
+            passes, crops = {"train": train, "val": val}, []
+        work = feature_work(scale, passes, *crops, training, kinds=len(task.kinds), memory=memory)
+        return replace(work, iterations=steps, disk=work.disk + 2 * weights)
 
 
 IBOT_LRS = tuple(float(f"{n}e{k}") for k in range(-4, 1) for n in range(1, 10))

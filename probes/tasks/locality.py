@@ -21,8 +21,8 @@ from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.features.extract import FeatureSet, extract, forward_bytes, transform_of
-from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
+from probes.features.extract import FeatureSet, extract, feature_work, transform_of
+from probes.features.kinds import FeatureKind, feature_bytes
 from probes.mosaics import Mosaics, candidate_boxes, centre_tiles, tile_numbers, tile_overlaps
 from probes.pooled import PooledTask
 from probes.scores import accuracy, cost, spread_out
@@ -71,14 +71,13 @@ class Locality(PooledTask):
         return summary | {"mosaics": mosaics, "boxes in each": self.boxes}
 
     def cost(self, scale: Scale) -> Work:
-        spec, summary = scale.spec, self.summary(scale.spec, scale.images)
+        summary = self.summary(scale.spec, scale.images)
         passes, crops = summary["forward passes"], summary["mosaics"] * self.boxes
-        parts = (
-            feature_pass(spec, crops, f"boxes of {self.tiles} tiles"),
-            feature_pass(spec, passes - crops, "queries of train"),
+        return feature_work(
+            scale,
+            {f"boxes of {self.tiles} tiles": crops, "queries of train": passes - crops},
+            memory=feature_bytes(scale.spec, passes),
         )
-        features = feature_bytes(spec, passes)
-        return Work(parts=parts, memory=max(features, forward_bytes(scale)), disk=features)
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         train, val = open_splits(space)

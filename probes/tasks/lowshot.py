@@ -7,7 +7,6 @@ conventions for lambda.
 n: images of a subset. V: validation images that were read. C: classes. D: width.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -18,13 +17,13 @@ import torch
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.settings import Different, Fraction, PositiveInt
 from engine.tasks import Metric, Outcome, Protocol, Reads, Workspace, as_reported, resampled
-from engine.work import Kind, Part, Scale, Work
+from engine.work import Part, Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.features.extract import Extraction, FeatureSet, extract, forward_bytes, transform_of
-from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
+from probes.features.extract import Extraction, FeatureSet, extract, feature_work, transform_of
+from probes.features.kinds import FeatureKind
 from probes.lowshot.blocks import BLOCK_ROWS, PreparedRows, Preprocess
-from probes.lowshot.fitting import MAX_IN_MEMORY, SOLVERS, EvaluatedFit, FitSettings, Fitter, fit_subsets
+from probes.lowshot.fitting import MAX_IN_MEMORY, EvaluatedFit, FitSettings, Fitter, fit_subsets
 from probes.lowshot.logistic import BLOCK_LOGITS, HISTORY
 from probes.lowshot.several_labels import ClassByClass
 from probes.lowshot.shots import (
@@ -46,7 +45,6 @@ EXTRACT_ALL_UP_TO = 100_000
 
 # For plans: iterations of a fit, tens in float32 and another ten in float64 (docs/log.md), of two matrix products each.
 STEPS = 60
-MAX_TIMED_ROWS = 2000  # of the larger of two timed fits
 SPREAD = 3.0  # standard deviation of features in timed fits around class means, whose own is 1
 
 
@@ -127,43 +125,22 @@ class LowShot(FitSettings, PooledTask):
         return {"image size": spec.image_size, "forward passes": passes, "subsets": subsets, "fits": fits}
 
     def cost(self, scale: Scale) -> Work:
-        spec, train, val = scale.spec, scale.images["train"], scale.images["val"]
+        spec, train = scale.spec, scale.images["train"]
         counts, classes = self.subset_sizes(train, scale.classes), scale.classes
         if scale.several_labels:  # a fit with two classes for each class
             counts, classes = counts * scale.classes, 2
         fits = len(self.lambdas) + bool(self.holdout)  # of each subset
         read = train if train <= EXTRACT_ALL_UP_TO else min(train, sum(counts))
-        product = 2.0 * min(max(counts, default=1), spec.width) * classes
-        parts = (
-            feature_pass(spec, read, "train" if read == train else "few of train"),
-            feature_pass(spec, val, "val"),
-            Part(kind="fits", count=fits * len(counts)),
-            Part(kind="fit rows", count=fits * sum(counts), flops=2 * STEPS * product),
-        )
-        memory = max(fit_bytes(count, spec.width, classes) for count in [*counts, 1])
-        return Work(parts=parts, memory=max(memory, forward_bytes(scale)), disk=feature_bytes(spec, read + val))
+        passes = {"train" if read == train else "few of train": read, "val": scale.images["val"]}
+        # A fit is computed in the smaller of the spaces of its images and of their features.
+        flops = 4.0 * STEPS * sum(count * min(count, spec.width) * classes for count in counts) / max(len(counts), 1)
+        solved = Part(kind="heads", count=fits * len(counts), flops=flops)
+        return feature_work(scale, passes, solved, memory=max(fit_bytes(n, spec.width, classes) for n in [*counts, 1]))
 
     def subset_sizes(self, images: int, classes: int) -> list[int]:
         """Number of images of each subset. images: number of training images."""
         few_shot = [min(shots * classes, images) for shots in self.shots for _ in range(self.splits)]
         return [*few_shot, *(round(share * images) for share in self.fractions)]
-
-    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        """Times a fit to a number of rows, and one to a quarter of them."""
-        train, _ = open_splits(space, several_labels=self.takes_several_labels)
-        classes, width = 2 if train.has_several_labels else len(train.classes), export.spec.width
-        many = max(min(max(self.subset_sizes(len(train), classes)), MAX_TIMED_ROWS), 2 * classes)
-        few = max(many // 4, classes)
-        fit, gap, _ = SOLVERS[self.solver]
-        times = []
-        for count in (few, few, many):  # the first fit is slower and not used
-            features, labels = (rows.to(space.device) for rows in features_around_means(count, width, classes))
-            penalty = self.effective_lambda(max(self.lambdas), count)
-            started = time.perf_counter()
-            fit(features, labels, classes, penalty, tolerance=gap, max_iterations=self.most_iterations)
-            times.append(time.perf_counter() - started)
-        per_row = max(times[2] - times[1], 0.0) / (many - few)
-        return {"fits": max(times[1] - few * per_row, 0.0), "fit rows": per_row}
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         world, (train, val) = space.world, open_splits(space, several_labels=self.takes_several_labels)

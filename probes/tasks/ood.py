@@ -15,13 +15,12 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from engine.neighbours import search, search_bytes, search_seconds, unit_rows
+from engine.neighbours import search, search_bytes, unit_rows
 from engine.settings import OneOrMoreDifferent, PositiveInt
 from engine.tasks import Metric, Outcome, Protocol, Workspace
-from engine.work import Kind, Part, Scale, Work
+from engine.work import Part, Scale, Work
 from imagesets.sets import ImageSet, open_set, parse_url
-from probes.features.extract import FeatureSet, extract, forward_bytes, transform_of
-from probes.features.kinds import feature_bytes, feature_pass
+from probes.features.extract import FeatureSet, extract, feature_work, transform_of
 from probes.pooled import PooledTask
 from probes.scores import cost, gather_in_order
 from probes.splits import open_splits
@@ -56,18 +55,11 @@ class Ood(PooledTask):
         return {"image size": spec.image_size, "forward passes": sum(self.passes(images).values())}
 
     def cost(self, scale: Scale) -> Work:
-        spec, gallery, passes = scale.spec, scale.images["train"], self.passes(scale.images)
+        passes, width = self.passes(scale.images), scale.spec.width
+        gallery = scale.images["train"]
         queries = sum(passes.values()) - gallery
-        parts = (
-            *(feature_pass(spec, count, of) for of, count in passes.items()),
-            Part(kind="comparisons", count=gallery * queries, flops=2 * spec.width),
-            Part(kind="libraries", count=1, of=self.backend),
-        )
-        memory = max(search_bytes(gallery, queries, spec.width, self.k), forward_bytes(scale))
-        return Work(parts=parts, memory=memory, disk=feature_bytes(spec, gallery + queries))
-
-    def benchmark(self, export: FrozenExport, space: Workspace, seconds: float) -> dict[Kind, float]:
-        return search_seconds(self.backend, space.device, export.spec.width)
+        search = Part(kind="heads", count=len(passes) - 1, flops=2.0 * width * gallery * queries / (len(passes) - 1))
+        return feature_work(scale, passes, search, memory=search_bytes(gallery, queries, width, self.k))
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_images(space)

@@ -21,13 +21,13 @@ from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.neighbours import unit_rows
 from engine.settings import Fraction, PositiveInt
 from engine.tasks import Outcome, Protocol, Workspace
-from engine.work import Scale, Work
+from engine.work import Part, Scale, Work
 from imagesets.schemes.revisited import ground_truth
 from imagesets.selection import evenly_spaced
 from imagesets.sets import ImageSet, open_set, parse_url
 from imagesets.transforms import image_to_tensor
-from probes.features.extract import extract, forward_bytes, transform_of
-from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
+from probes.features.extract import extract, feature_work, transform_of
+from probes.features.kinds import FeatureKind, feature_bytes
 from probes.pooled import PooledTask
 from probes.retrieved import KAPPAS, SCALES, describe_images, level_scores, multiscale
 from probes.scores import cost, mean_metric
@@ -57,10 +57,9 @@ class Retrieval(PooledTask):
         return {"image size": spec.image_size, "forward passes": sum(images.values()), "queries": images["val"]}
 
     def cost(self, scale: Scale) -> Work:
-        spec, (train, val) = scale.spec, (scale.images["train"], scale.images["val"])
-        parts = (feature_pass(spec, train, "train"), feature_pass(spec, val, "val"))
-        memory = max(feature_bytes(spec, train + val), forward_bytes(scale))
-        return Work(parts=parts, memory=memory, disk=feature_bytes(spec, train + val))
+        images = scale.images
+        product = Part(kind="heads", count=1, flops=2.0 * scale.spec.width * images["train"] * images["val"])
+        return feature_work(scale, images, product, memory=feature_bytes(scale.spec, sum(images.values())))
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         is_revisited = parse_url(space.data)[0] == "revisited"

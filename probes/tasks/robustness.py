@@ -60,7 +60,8 @@ class Robustness(Shifts, Linear):
         return summary | {"forward passes": summary["forward passes"] + self.generated_images(images["val"])}
 
     def cost(self, scale: Scale) -> Work:
-        return self.with_pass(super().cost(scale), scale, self.generated_images(scale.images["val"]), len(self.kinds))
+        heads = self.plain(Linear).cost(scale)
+        return self.with_pass(heads, scale, self.generated_images(scale.images["val"]), len(self.kinds))
 
 
 SOURCE = (

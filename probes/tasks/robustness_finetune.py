@@ -44,7 +44,8 @@ class RobustnessFinetune(Shifts, Finetune):
         return super().summary(spec, images) | {"forward passes": self.forward_passes(images["val"])}
 
     def cost(self, scale: Scale) -> Work:
-        return self.with_pass(super().cost(scale), scale, self.forward_passes(scale.images["val"]), 1)
+        training = self.plain(Finetune).cost(scale)
+        return self.with_pass(training, scale, self.forward_passes(scale.images["val"]), 1)
 
     def outcome(
         self, export: ViTExport, training: Training, selection: ModelSelection, train: ImageSet, val: ImageSet
