@@ -260,7 +260,8 @@ def test_measured_counts_match_the_summary(solved, export):
     if type(PROTOCOLS[name].task).summary is Task.summary:
         pytest.skip("it has no summary")
     counts: dict[str, float] = {}
-    for part in PROTOCOLS[name].task.cost(Scale(spec=export.spec, images=images, classes=len(COLOURS))).parts:
+    work = PROTOCOLS[name].task.cost(Scale(spec=export.spec, images=images, classes=len(COLOURS)))
+    for part in work.parts:
         counts[part.kind] = counts.get(part.kind, 0) + part.count
     assert sizes["image size"] == export.spec.image_size
     if "forwards" in outcome.cost:
@@ -269,7 +270,7 @@ def test_measured_counts_match_the_summary(solved, export):
         assert sizes["steps"] == outcome.facts["steps"] and sizes["batch"] == outcome.facts["batch"]["images"]
         assert sizes["training images"] == outcome.facts["train"]["images"]
         assert sizes["evaluations"] == len(outcome.facts["history"])
-        assert counts["updates"] == sizes["steps"] and counts["training"] == sizes["steps"] * sizes["batch"]
+        assert work.iterations == sizes["steps"] and counts["training"] == sizes["steps"] * sizes["batch"]
         assert counts["evaluation"] == sizes["evaluations"] * 120
 
 

@@ -323,10 +323,10 @@ def timed_jobs(plan: Plan, preparation: Preparation, show: Callable[..., None]) 
         except Exception as error:  # the run itself would fail, too, and report it in full
             show(f"  {key.split()[0]} not measured: {in_one_line(error)}")
     keep_rates(space, rates)
+    machines = {path: measured(keys, space, rates) for path, keys in keys_of.items()}
     timed = []
     for checkpoint, forecasts in plan:
-        machines = {path: measured(keys, space, rates) for path, keys in keys_of.items()}
-        timed.append((checkpoint, [f.timed(machines[f.job.path]) if f.job.path in machines else f for f in forecasts]))
+        timed.append((checkpoint, [f.timed(machines.get(f.job.path, Machine())) for f in forecasts]))
         show(*(f"  {f.job.title}: {f.time}" for f in timed[-1][1] if f.job.path in machines))
     show(f"measured in {duration(time.perf_counter() - started)}")
     return timed

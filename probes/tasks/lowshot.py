@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.settings import Different, Fraction, PositiveInt
@@ -45,7 +44,6 @@ EXTRACT_ALL_UP_TO = 100_000
 
 # For plans: iterations of a fit, tens in float32 and another ten in float64 (docs/log.md), of two matrix products each.
 STEPS = 60
-SPREAD = 3.0  # standard deviation of features in timed fits around class means, whose own is 1
 
 
 def fit_bytes(count: int, width: int, classes: int) -> float:
@@ -54,15 +52,6 @@ def fit_bytes(count: int, width: int, classes: int) -> float:
         return 16.0 * count * (width + classes)
     weights = 8.0 * width * classes * (2 * HISTORY + 8)
     return weights + 12.0 * width * BLOCK_ROWS + 24.0 * width**2 + 40.0 * BLOCK_LOGITS["cpu"] + 16.0 * count
-
-
-def features_around_means(count: int, width: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random unit vectors (n, D) around the means of classes, and their labels (n,)."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(count) % classes
-    means = torch.randn(classes, width, generator=generator)
-    features = means[labels] + SPREAD * torch.randn(count, width, generator=generator)
-    return torch.nn.functional.normalize(features), labels
 
 
 @dataclass(frozen=True, kw_only=True)

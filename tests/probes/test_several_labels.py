@@ -174,9 +174,8 @@ def test_a_plan_counts_a_fit_for_each_class(export):
     single, multiple = (
         {part.kind: part for part in TASK.cost(replace(scale, several_labels=flag)).parts} for flag in (False, True)
     )
-    assert single["fits"].count == 1 + len(TASK.lambdas) and multiple["fits"].count == 20 * single["fits"].count
-    assert multiple["fit rows"].count == 20 * single["fit rows"].count
-    assert multiple["fit rows"].flops == single["fit rows"].flops / 10  # to two classes, not to twenty
+    assert single["heads"].count == 1 + len(TASK.lambdas) and multiple["heads"].count == 20 * single["heads"].count
+    assert multiple["heads"].flops == single["heads"].flops / 10  # to two classes, not to twenty
     assert multiple["features"] == single["features"]
 
 
