@@ -1,19 +1,7 @@
-"""A record: the results, logs and commands of a board in a folder that can be published, with what follows from them.
+"""A record: the results, logs and commands of a board in a folder that can be published (README, below, lists them).
 
-    record.json               what the user stated about it, and the tool's version
-    results/                  result files, their arrays and logs, as below OUT/results
-    checkpoints/NAME-DIGEST/  config.json and cost.json of each export, without weights; log.jsonl and run.json of the
-                              pretraining that it lies in
-    leaderboard.*             made from results/
-    cards/NAME-DIGEST/        model cards with .eval_results/, made from results/ and checkpoints/
-    CITATION.cff, paper/      for a paper: BibTeX of everything used (from references.bib), and how the numbers were
-                              measured
-    commands.sh, README.md    how to reproduce the results, and how to check the record
-    SHA256SUMS                of all other files, for `sha256sum -c`
-
-The first three are copied, without the folders of the machine; all others are derived from them. A check compares the
-sums, computes metrics and intervals from the arrays again, and derives the files again: all of them if this very
-version wrote the record, otherwise leaderboard.csv, whose bytes are the same in every version.
+Results and descriptions of checkpoints are copied, without the folders of the machine; all other files are derived from
+them. A check compares the sums, computes every metric and interval from the arrays again, and compares leaderboard.csv.
 """
 
 import json
@@ -26,7 +14,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from bench.reports.card import CardSubject, Publication, card_files, read_config, without_folders
@@ -67,10 +54,8 @@ SIGNATURE = "SHA256SUMS.sig"  # made by ssh-keygen -Y sign
 CHECKPOINT_FILES = ("config.json", COST, RUN, LOG)  # two of its export, and two of its pretraining
 README = """# Record of a leaderboard
 
-Made by `bench record`. Every number of [leaderboard.md](leaderboard.md) comes from a file of `results/`; its text says
-the checkpoint's digest, the image set's fingerprint, the protocol with its version and settings, the seed, the machine
-and the library versions. Folders of that machine are left out: `path-3f2a91bc/cifar10` stands for a folder whose name
-has that digest.
+Made by `bench record`. Every number of [leaderboard.md](leaderboard.md) comes from a file of `results/`, which says
+what was measured how. `path-3f2a91bc/cifar10` stands for a folder of the measuring machine whose name has that digest.
 
 | file | what |
 |---|---|
@@ -82,9 +67,8 @@ has that digest.
 | `commands.sh` | the commands that make the results again |
 | `SHA256SUMS` | of every file: `sha256sum -c SHA256SUMS` |
 
-`bench record --check .` computes every number again from its values for the images, makes the tables, cards and
-commands from `results/` and `checkpoints/` again, and says whether they are those that lie here. Of another version of
-the tool it makes `leaderboard.csv` alone.
+`bench record --check .` compares the sums, computes every number again from its values for the images, and compares
+`leaderboard.csv` with them.
 """
 
 
@@ -98,7 +82,7 @@ def write_record(out: Path, folder: Path, publication: Publication) -> None:
     with folder_atomic(folder) as temporary:
         for name, content in copied_files(out, publication):
             write_atomic(temporary / name, content)
-        for name, text in derived_files(temporary, stored_results(temporary)).items():
+        for name, text in derived_files(temporary, publication).items():
             write_atomic(temporary / name, text)
         sums = {name: sha256_of_file(temporary / name) for name in sorted(_files(temporary))}
         write_atomic(temporary / SUMS, "".join(f"{total}  {name}\n" for name, total in sums.items()))
@@ -106,7 +90,7 @@ def write_record(out: Path, folder: Path, publication: Publication) -> None:
 
 def copied_files(out: Path, publication: Publication) -> Iterator[tuple[str, bytes]]:
     """(path in the record, content) of each copied file, and of record.json. ValueError for an unreadable result."""
-    yield ABOUT, _json({"format": 2, "tool": TOOL, "version": tool_version(), "publication": asdict(publication)})
+    yield ABOUT, _json({"format": 2, "tool": TOOL, "version": _version(), "publication": asdict(publication)})
     used: dict[Key, CheckpointUsed] = {}
     for path in result_files(out):
         try:
@@ -118,9 +102,6 @@ def copied_files(out: Path, publication: Publication) -> Iterator[tuple[str, byt
         for file in (path, path.with_suffix(".npz"), path.with_suffix(".log")):
             if file.exists():
                 yield str(file.relative_to(out)), _public_content(file)
-    if unknown := publication.verified_by.keys() - {checkpoint.name for checkpoint in used.values()}:
-        names = ", ".join(checkpoint.name for checkpoint in used.values())
-        raise ValueError(f"--verified-by {min(unknown)}: this checkpoint has no results; choose one of {names}")
     for checkpoint in used.values():
         for path in _files_of_checkpoint(out, checkpoint):
             yield f"checkpoints/{checkpoint.unique_name}/{path.name}", _public_content(path)
@@ -159,52 +140,30 @@ def stored_results(folder: Path) -> list[StoredResult]:
     return [StoredResult(path=path, result=read_result(path)) for path in result_files(folder)]
 
 
-def publication_of(folder: Path) -> Publication:
-    """What the user stated when the record was written. ValueError if the folder is not a record."""
-    return _about(folder)[0]
-
-
-def _about(folder: Path) -> tuple[Publication, str]:
-    """What the user stated, and the version of the tool that wrote a record. ValueError if it is none."""
-    if not (folder / ABOUT).is_file():
-        raise ValueError(f"{folder} is not a record, as it has no {ABOUT}; bench record OUT --to DIR makes one")
-    try:
-        about = read_json(folder / ABOUT)
-        return msgspec.convert(about["publication"], Publication), str(about["version"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder} is not a record of `bench record` ({type(error).__name__}: {error})") from error
-
-
-def tool_version() -> str:
-    """`0.1.0`, in a checkout with its commit: versions may differ in wording."""
+def _version() -> str:
+    """`0.1.0`, in a checkout with its commit."""
     return f"{installed(TOOL)}, git {commit}" if (commit := git_commit()) else str(installed(TOOL))
 
 
-def is_of_this_version(folder: Path) -> bool:
-    """Whether this very commit wrote the record. A version that names no commit may be any of its development."""
-    version = _about(folder)[1]
-    return version == tool_version() and ", git " in version
-
-
-def derived_files(folder: Path, results: Sequence[StoredResult]) -> dict[str, str]:
+def derived_files(folder: Path, publication: Publication) -> dict[str, str]:
     """Path in the record -> content of each file that is derived from its results and the other copied files."""
-    publication = publication_of(folder)
-    leaderboard = leaderboard_of(stored.result for stored in results)
+    stored_here = stored_results(folder)
+    results = [stored.result for stored in stored_here]
+    leaderboard = leaderboard_of(results)
     # No cache is written into the record, and none in it is trusted.
-    leaderboard = with_ties(leaderboard, results, PairedTestCache[float](Path(os.devnull), float))
+    leaderboard = with_ties(leaderboard, stored_here, PairedTestCache[float](Path(os.devnull), float))
     files = {name: text_of(leaderboard) for name, text_of in TEXT_FORMATS.values()}
     subjects = {}
     for used in leaderboard.rows:
-        own = [stored.result for stored in results if stored.result.checkpoint.key == used.key]
+        own = [result for result in results if result.checkpoint.key == used.key]
         checkpoint = folder / "checkpoints" / used.unique_name
         config = read_config(checkpoint) if (checkpoint / "config.json").is_file() else None
         subjects[used.key] = subject = CardSubject(used=used, config=config)
         if not used.is_floor:
             cards = card_files(subject, own, publication)
             files |= {f"cards/{used.unique_name}/{name}": text for name, text in cards.items()}
-    files["commands.sh"] = rerun_script([stored.result for stored in results], subjects)
-    files |= paper_files([stored.result for stored in results], publication)
-    return files | {"README.md": README}
+    files |= {"commands.sh": rerun_script(results, subjects), "README.md": README}
+    return files | paper_files(results, publication)
 
 
 def check_record(folder: Path) -> Iterator[str]:
@@ -212,21 +171,20 @@ def check_record(folder: Path) -> Iterator[str]:
 
     ValueError if the folder is not a record.
     """
-    everything = is_of_this_version(folder)
+    if not (folder / ABOUT).is_file():
+        raise ValueError(f"{folder} is not a record, as it has no {ABOUT}; bench record OUT --to DIR makes one")
     yield from _sum_differences(folder)
     try:
         refuse_irregular_files(folder)
         results = stored_results(folder)
-        derived = derived_files(folder, results) if everything else {}
     except ValueError as error:
         yield f"{error}".replace(f"{folder}/", "")
         return
-    yield from number_differences(folder, results)  # before the tables, which differ because of it
-    table, text_of = TEXT_FORMATS["csv"]
-    derived = derived or {table: text_of(leaderboard_of(stored.result for stored in results))}
-    for name, text in derived.items():
-        if (folder / name).is_file() and read_regular(folder / name) != text.encode():
-            yield f"{name}: not what the results give"
+    yield from number_differences(folder, results)  # before the table, which differs because of it
+    name, text_of = TEXT_FORMATS["csv"]
+    text = text_of(leaderboard_of(stored.result for stored in results))
+    if (folder / name).is_file() and read_regular(folder / name) != text.encode():
+        yield f"{name}: not what the results give"
 
 
 def _sum_differences(folder: Path) -> Iterator[str]:

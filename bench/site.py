@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.record import check_record, publication_of, rerun_script
+from bench.record import check_record, rerun_script
 from bench.reports.card import CardSubject, read_config
 from bench.reports.contents import ReportContents, ReportTable, competing, contents, networks_of
 from bench.reports.drawing import svg_of
@@ -60,15 +60,8 @@ def site_pages(records: Sequence[Path], title: str) -> dict[str, str]:
     report = contents(leaderboard, networks_of(leaderboard, cache))
     links = {leaderboard.names[used]: f"checkpoints/{slug(*used.key)}.html" for used in leaderboard.rows}
     links |= {table.group: f"protocols/{slug(table.group)}.html" for table in report.tables}
-    confirmed = {
-        leaderboard.names[used]: url
-        for used in leaderboard.rows
-        if used.key in record_of_checkpoint
-        and (url := publication_of(record_of_checkpoint[used.key]).verified_by.get(used.name))
-    }
     shared_values = {
         "report": report,
-        "confirmed": confirmed,
         "records": [record.resolve().name for record in records],
         "links": links,
         "figures": {},

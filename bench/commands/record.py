@@ -9,8 +9,7 @@ from bench.options import Positional, PublicationOptions
 EPILOG = """A record holds everything that the numbers are based on except weights and images: result files with their
 values for every image, logs, descriptions of the checkpoints, commands, tables, and model cards with the Hugging Face
 Hub's metadata files. Paths of this machine are removed from all texts. The same results give the same bytes. --check
-compares the sums, computes every metric and interval from the values of the images again, and makes tables, cards and
-commands again; of a record of another version of bench only leaderboard.csv.
+compares the sums, computes every metric and interval from the values of the images again, and compares leaderboard.csv.
 
 examples:
   bench record results --to published
@@ -30,14 +29,12 @@ class Options(PublicationOptions):
     model_id: tuple[str, ...] = ()  # NAME=ORG/NAME: a checkpoint's id on the Hub
     # NAME=SPDX: licence of a checkpoint's weights if their source names none, such as mae-s=apache-2.0
     licence: tuple[str, ...] = ()
-    # NAME=URL: where the authors of a checkpoint confirm its numbers, such as their comment, commit or DOI
-    verified_by: tuple[str, ...] = ()
     organization: str = ""  # ORG: who made the evaluation
 
 
 def run(options: Options) -> int:
     """0: written, or everything agrees; 1: a check found a difference."""
-    from bench.record import check_record, is_of_this_version, write_record
+    from bench.record import check_record, write_record
     from bench.reports.card import publication_from
     from bench.results.record import check_folder
     from engine.printing import counted, say
@@ -45,8 +42,7 @@ def run(options: Options) -> int:
     if options.check and not (options.out or options.to):
         differences = list(check_record(options.check))
         say(*differences)
-        files = "all files byte by byte" if is_of_this_version(options.check) else "which give its leaderboard.csv"
-        agrees = f"agrees with its results, {files}"
+        agrees = "sums, numbers and leaderboard.csv agree with its arrays"
         say(f"{options.check}: {counted(len(differences), 'difference') if differences else agrees}")
         return int(bool(differences))
     if not options.out or not options.to:
@@ -58,7 +54,6 @@ def run(options: Options) -> int:
         options.source,
         options.organization,
         options.licence,
-        options.verified_by,
     )
     write_record(options.out, options.to, publication)
     say(f"written: {options.to}; check it by: bench record --check {shlex.quote(str(options.to))}")

@@ -70,8 +70,6 @@ class Publication:
     source: str = ""  # URL under which results, logs and commands are published
     organization: str = ""  # who made the evaluation
     licences: Mapping[str, str] = field(default_factory=dict)  # name of a checkpoint -> SPDX identifier of its licence
-    # Name of a checkpoint -> URL at which its authors confirm the numbers.
-    verified_by: Mapping[str, str] = field(default_factory=dict)
 
     def dataset(self, data: DataUsed) -> str:
         """Id of an image set on the Hub: the user's, or ImageNet's if the counts are ImageNet's; "" if unknown."""
@@ -85,20 +83,17 @@ def publication_from(
     source: str,
     organization: str = "",
     licences: Sequence[str] = (),
-    verified_by: Sequence[str] = (),
 ) -> Publication:
     """The publication described by command-line options. ValueError names the wrong option and what to write."""
     if source and not re.fullmatch(r"https?://\S+", source):
         raise ValueError(f"--source {source}: write a URL, such as https://github.com/me/results")
     spdx = named_values(licences, "--licence", "NAME=SPDX, such as mae-s=apache-2.0", "[^=]+")
-    example = "NAME=URL, such as mae-s=https://doi.org/10.5281/..."
     return Publication(
         models=named_values(models, "--model-id", HUB_FORM, HUB_ID),
         datasets=named_values(datasets, "--hub-dataset", HUB_FORM, HUB_ID),
         source=source,
         organization=organization,
         licences={name: spdx_name(licence) for name, licence in spdx.items()},
-        verified_by=named_values(verified_by, "--verified-by", example, r"https?://\S+"),
     )
 
 

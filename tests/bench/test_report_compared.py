@@ -179,18 +179,6 @@ def test_two_records_make_one_site_with_the_newest_result_of_each_number(compare
     assert len(merged_results([record, second])[0]) == len(merged_results([record])[0])
 
 
-def test_a_row_verified_by_its_authors_is_marked(compared, bench, refused, tmp_path):
-    url = "https://example.org/pull/1#comment=2"
-    assert bench("record", compared, "--to", tmp_path / "r", "--verified-by", f"n1={url}")[0] == 0
-    assert list(check_record(tmp_path / "r")) == []
-    pages = site_pages([tmp_path / "r"], "t")
-    (page,) = [text for name, text in pages.items() if name.startswith("checkpoints/n1-")]
-    assert pages["index.html"].count(f'href="{url}"') == 1 and f'href="{url}"' in page
-    for wrong in ("n9=https://example.org", "n1=yes"):
-        refused("record", compared, "--to", tmp_path / "x", "--verified-by", wrong, named="--verified-by n")
-        assert not (tmp_path / "x").exists()
-
-
 def test_a_changed_record_or_a_foreign_folder_is_refused(record, refused, tmp_path):
     changed = tmp_path / "changed"
     shutil.copytree(record, changed)
