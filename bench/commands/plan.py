@@ -36,7 +36,7 @@ def run(options: Options) -> int:
     """0, or 1 if a job would fail."""
     # For an assumed machine, --data may be a name without a URL, such as `imagenet`.
     check_names(options.checkpoint, options.suite, [text for text in options.data if "=" in text])
-    from bench.cluster.submit import words_of_run
+    from bench.cluster import words_of_run
     from bench.run.calibration import free_memory, machine
     from bench.run.forecast import entries, plan, script_lines, totals
 

@@ -31,9 +31,9 @@ def run(options: Options) -> int:
     if options.jobs:
         raise ValueError(f"--jobs {options.jobs}: bench pretrain is one job; omit it (for its size: --nodes, --gpus)")
     if cluster and not options.dry_run:
-        from bench.cluster.submit import launch_pretraining
+        from bench.cluster import launch, pretraining_task
 
-        return launch_pretraining(replace(cluster, resume=True))
+        return launch(replace(cluster, resume=True), pretraining_task)
     from bench.pretraining.run import run_pretraining
 
     return run_pretraining(options)

@@ -29,9 +29,9 @@ def run(options: Options) -> int:
     check_names(options.checkpoint, options.suite, options.data)
     cluster = cluster_of(options)
     if cluster and not options.dry_run:
-        from bench.cluster.submit import launch_evaluation
+        from bench.cluster import evaluation_tasks, launch
 
-        return launch_evaluation(cluster)
+        return launch(cluster, evaluation_tasks)
     if options.dry_run:
         from bench.run.forecast import dry_run
 

@@ -24,7 +24,7 @@ class Options(CommandOptions):
 
 def run(options: Options) -> int:
     """0: all jobs finished, wait or run; 1: some failed or were stopped."""
-    from bench.cluster.status import rows_of, status_json, status_lines
+    from bench.cluster import rows_of, status_json, status_lines
     from engine.printing import say
 
     out = options.out

@@ -1,35 +1,45 @@
 """`--cluster`: its options, the jobs of a run, the script for SLURM, and the states that `bench status` shows."""
 
-import argparse
 import fcntl
 import json
 import os
 import signal
+import sys
+import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 from elsewhere import program
 
+from bench import cluster
 from bench.cli import parsed
-from bench.cluster import submit as submit_module
-from bench.cluster.status import KILLED, Durations, TaskRow, rows_of, total_remaining
-from bench.cluster.submit import LocalQueue, argv_of, submitted, words_of_run
-from bench.cluster.task import (
-    AttemptState,
+from bench.cluster import (
+    KILLED,
+    SUBMISSION,
+    Attempt,
+    BenchTask,
+    Row,
     Submission,
-    TaskRecord,
+    Task,
     lock_of,
-    new_folder,
     now,
+    numbered,
+    read_attempt,
+    rows_of,
+    seconds_left,
     submissions,
+    total_left,
+    words_of_run,
     write_attempt,
-    write_submission,
 )
 from bench.commands.run import Options
-from bench.options import YEAR, cluster_of, minutes_of
+from bench.options import YEAR, argv_of, cluster_of, minutes_of
 from bench.results.record import read_result
 from bench.run.prepare import prepare
 from engine.files import locked
@@ -66,7 +76,7 @@ def test_times_have_the_formats_of_sbatch(text, minutes):
 
 @pytest.mark.parametrize("text", ["", "0", "x", "1:2:3:4", "1h"])
 def test_other_times_are_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError):
+    with pytest.raises(ValueError, match="expected"):
         minutes_of(text)
 
 
@@ -122,7 +132,7 @@ def submit(call, toys, exports, out, *words):
 def test_a_run_is_submitted_as_jobs_with_cheap_tasks_first(slurm, bench, toys, exports):
     out = slurm / "out"
     code, output, _ = submit(bench, toys, exports, out, "--partition", "p", "--gpus", "4", "--jobs", "2", "--mem", "9G")
-    assert code == 0 and "8 jobs of 4 processes with 4 GPUs per node submitted, at most 2 at once" in output
+    assert code == 0 and "8 jobs submitted; to follow: bench status" in output
     ((_, submission),) = submissions(out)
     titles = [
         f"{name}: {task}@{protocol}"
@@ -169,10 +179,10 @@ def test_a_pretraining_is_one_job_that_resumes(slurm, bench, refused):
     out = slurm / "run"
     words = ("pretrain", "mae", "--recipe", "smoke", "--images", "digits:", "--out", out)
     code, output, _ = bench(*words, "--cluster", "slurm", "--nodes", "4", "--gpus", "8", "--slurm", "constraint=a100")
-    assert code == 0 and "1 job of 32 processes on 4 nodes with 8 GPUs per node submitted" in output
+    assert code == 0 and "1 job submitted" in output
     ((_, submission),) = submissions(out)
     (job,) = submission.tasks
-    assert job.words == (*map(str, words[:2]), "--recipe=smoke", "--images=digits:", f"--out={out}", "--resume")
+    assert parsed(job.words)[1] == replace(parsed([*map(str, words)])[1], resume=True)
     script = (slurm / "script").read_text()
     assert all(f"#SBATCH --{option}\n" in script for option in ("nodes=4", "ntasks-per-node=8", "constraint=a100"))
     (slurm / "queue").write_text("77|RUNNING|None\n")
@@ -198,15 +208,16 @@ def test_without_slurm_the_error_names_the_local_cluster(refused, toys, exports,
     assert "sbatch" in line and "--cluster local" in line
 
 
-def task(number: int) -> TaskRecord:
+def task(number: int) -> Task:
     results = (f"results/n/d/{number}.json",)
-    return TaskRecord(number=number, title=f"net: toy@{number}", words=("run",), results=results, job=f"5_{number}")
+    return Task(number=number, title=f"net: toy@{number}", words=("run",), results=results, job=f"5_{number}")
 
 
 def save_submission(out, cluster: str, count: int) -> Path:
-    folder = new_folder(out)
-    tasks = tuple(map(task, range(count)))
-    write_submission(folder, Submission(cluster=cluster, date=now(), at_once=1, tasks=tasks))
+    folder = out / "cluster" / str(max(numbered(out), default=0) + 1)
+    folder.mkdir(parents=True)
+    submission = Submission(cluster=cluster, date=now().isoformat(), at_once=1, tasks=tuple(map(task, range(count))))
+    (folder / SUBMISSION).write_bytes(msgspec.json.encode(submission))
     return folder
 
 
@@ -217,7 +228,7 @@ def test_status_combines_the_states_of_jobs_and_of_the_queue(slurm, bench):
     log.parent.mkdir()
     log.write_text("some text\nbench: error: no memory\nmore text\n")
     (log.parent / "5_3_1_log.out").write_text("nothing\n")
-    running = AttemptState(stage="running", begun=now(), host="node7", log=str(log))
+    running = Attempt(stage="running", begun=now(), host="node7", log=str(log))
     for number, attempt in {
         0: replace(running, stage="ended", code=0, ended=now()),
         1: running,
@@ -242,7 +253,7 @@ def test_status_combines_the_states_of_jobs_and_of_the_queue(slurm, bench):
 
 def test_a_local_job_counts_as_alive_while_its_lock_is_held(tmp_path):
     folder = save_submission(tmp_path, "local", 3)
-    write_attempt(folder, 0, AttemptState(stage="running", begun=now()))
+    write_attempt(folder, 0, Attempt(stage="running", begun=now()))
     with open(lock_of(folder), "w") as queue, open(lock_of(folder, 0), "w") as first:
         fcntl.flock(queue, fcntl.LOCK_EX)
         fcntl.flock(first, fcntl.LOCK_EX)
@@ -256,32 +267,30 @@ def test_a_later_submission_replaces_jobs_of_the_same_results(tmp_path):
     assert [(len(row.submission.tasks), row.task.number) for row in rows_of(tmp_path)] == [(3, 2), (2, 0), (2, 1)]
 
 
-def test_remaining_time_counts_jobs_of_all_submissions():
-    submission = Submission(cluster="local", date=now(), at_once=1, tasks=())
-    rows = [
-        TaskRow(task=replace(task(0), expected=seconds), submission=submission, state="waiting", attempt=None)
-        for seconds in ({}, {"results/n/d/0.json": 60.0})
-    ]
-    durations = Durations.of(rows)
-    assert total_remaining(rows, durations) is None  # unknown for the first
-    assert total_remaining(rows[1:], durations) == 60
+def test_remaining_time_is_that_of_the_same_protocol_for_other_checkpoints():
+    def row(checkpoint, state, minutes=0.0, results=()):
+        names = tuple(f"results/{checkpoint}/d/{protocol}.json" for protocol in "ab")
+        done = {names["ab".index(name)]: SimpleNamespace(seconds=seconds) for name, seconds in results}
+        begun = now() - timedelta(minutes=minutes)
+        return Row(
+            task=replace(task(0), results=names),
+            submission=Submission(cluster="local", date="", at_once=2, tasks=()),
+            state=state,
+            attempt=Attempt(stage="running", begun=begun) if minutes else None,
+            results=done,
+        )
+
+    finished, waiting = row("m", "finished", results=[("a", 60), ("b", 600)]), row("n", "waiting")
+    running = row("n", "running", minutes=3, results=[("a", 120)])
+    left = seconds_left([finished, waiting, running])
+    assert left[:2] == [0, 90 + 600] and left[2] == pytest.approx(600 - 60, abs=2)
+    assert total_left([finished, waiting, running], left) == 690  # two at once
+    assert seconds_left([waiting]) == [None] and total_left([waiting], [None]) is None
 
 
-def test_a_clock_that_was_set_back_makes_no_negative_duration(tmp_path):
-    folder = save_submission(tmp_path, "local", 1)
-    begun, ended = "2026-01-02T00:00:00+00:00", "2026-01-01T00:00:00+00:00"
-    write_attempt(folder, 0, AttemptState(stage="ended", code=0, begun=begun, ended=ended))
-    assert rows_of(tmp_path)[0].seconds == 0
-
-
-def test_a_job_that_was_submitted_after_the_clock_was_set_back_counts_as_submitted(tmp_path):
-    failed = save_submission(tmp_path, "local", 1)
-    write_attempt(failed, 0, AttemptState(stage="ended", code=1))
-    failed.rename(failed.with_name("29990101-000000-000000"))  # the clock was ahead
-    newest = save_submission(tmp_path, "local", 1)
-    with open(lock_of(newest), "w") as queue:
-        fcntl.flock(queue, fcntl.LOCK_EX)
-        assert submitted(tmp_path) == set(task(0).results)
+def test_a_clock_that_was_set_back_makes_no_negative_duration():
+    ended = now() - timedelta(days=1)
+    assert Attempt(stage="ended", code=0, begun=now(), ended=ended).seconds == 0
 
 
 def test_local_jobs_count_as_submitted_when_the_next_command_may_submit(bench, toys, exports, tmp_path, monkeypatch):
@@ -292,13 +301,13 @@ def test_local_jobs_count_as_submitted_when_the_next_command_may_submit(bench, t
         with locked(path, work):
             yield
             if path.name == "lock":
-                seen.append(submitted(tmp_path / "out"))
+                seen.extend(row.state for row in rows_of(tmp_path / "out"))
 
-    monkeypatch.setattr(submit_module, "locked", noting)
-    monkeypatch.setattr(LocalQueue, "run", lambda queue: [0])
+    monkeypatch.setattr(cluster, "locked", noting)
+    monkeypatch.setattr(cluster, "run_locally", lambda *arguments: 0)
     words = ("--checkpoint", exports[0], "--suite", "toy@one", "--data", "tiny=tiny:", "--out", tmp_path / "out")
     assert bench("run", *words, "--cluster", "local")[0] == 0
-    assert len(seen) == 1 and len(seen[0]) == 1
+    assert seen == ["waiting"]
 
 
 @pytest.mark.parametrize("begun", ["soon", "2020-01-01T00:00:00"])
@@ -314,16 +323,16 @@ def test_status_of_a_folder_without_jobs_is_refused(tmp_path, refused):
 
 @pytest.mark.slow
 def test_local_jobs_run_two_at_once_and_a_second_call_repeats_only_failures(
-    bench, toys, toy_packages, exports, tmp_path, monkeypatch
+    bench, toys, toy_packages, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("PYTHONPATH", f"{toy_packages}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}")
     out = tmp_path / "out"
     (out / "cache").mkdir(parents=True)
     (out / "cache" / "fail dear").touch()
-    words = ("run", "--checkpoint", exports[0], "--suite", "toy@one,dear@one", "--data", "tiny=tiny:", "--out", out)
+    words = ("run", "--checkpoint", "pixels:8", "--suite", "toy@one,dear@one", "--data", "tiny=tiny:", "--out", out)
     code, output, _ = bench(*words, "--cluster", "local", "--jobs", "2")
     assert code == 1 and "1 done, 0 stopped, 1 failed" in output, output
-    assert "first: dear@one: failed: RuntimeError: the toy was told to fail" in output
+    assert "pixels-8: dear@one: failed: RuntimeError: the toy was told to fail" in output
     code, output, _ = bench("status", "--out", out)
     assert code == 1 and output.splitlines()[-1] == "1 finished, 1 failed"
     (out / "cache" / "fail dear").unlink()
@@ -333,6 +342,77 @@ def test_local_jobs_run_two_at_once_and_a_second_call_repeats_only_failures(
     assert {(result.status, result.processes) for result in results} == {("ok", 1), ("ok", 2)}
     assert [row.state for row in rows_of(out)] == ["finished", "finished"]
     assert [row.attempt.code for row in rows_of(out)] == [0, 0]
+
+
+STOPPABLE = """
+import signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+class QueuedAgain(Exception):
+    """Raised by the handler that stands for submitit's."""
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """`job(code, name, signal)` runs a Python program as a task on a cluster, as submitit would, and sends a signal."""
+    folder = save_submission(tmp_path, "local", 1)
+    environment = SimpleNamespace(
+        USR_SIG="USR2",
+        global_rank=0,
+        num_tasks=1,
+        hostname="node7",
+        raw_job_id="5",
+        paths=SimpleNamespace(stdout=folder / "5_0_log.out"),
+    )
+
+    def queue_again(number, frame):
+        raise QueuedAgain
+
+    def call(code: str, name: str = "local", number: int = 0) -> Attempt:
+        environment.name = lambda: name
+        monkeypatch.setattr("submitit.JobEnvironment", lambda: environment)
+        monkeypatch.setattr(cluster, "COMMAND", (sys.executable, "-u", "-c", code))
+        bench_task = BenchTask(str(folder), 0, ())
+        if number:
+            threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+        with suppress(QueuedAgain, SystemExit):
+            bench_task()
+        return read_attempt(folder, 0)
+
+    previous = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)}
+    signal.signal(signal.SIGUSR2, queue_again)
+    yield call
+    for number, handler in previous.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("cluster_name", "number", "queue", "stage"),
+    [
+        ("local", signal.SIGUSR2, "", "queued again"),  # the end of its time
+        ("local", signal.SIGTERM, "", "stopped"),  # Ctrl-C
+        ("slurm", signal.SIGTERM, "5|RUNNING|None", "queued again"),  # a preemption
+        ("slurm", signal.SIGTERM, "5|CANCELLED|None", "stopped"),
+    ],
+)
+def test_a_job_that_a_signal_stops_is_queued_again_unless_it_was_cancelled(
+    job, slurm, cluster_name, number, queue, stage
+):
+    (slurm / "programs" / "squeue").write_text(f"#!/bin/sh\necho {queue.split('|')[1] if queue else ''}\n")
+    attempt = job(STOPPABLE, cluster_name, number)
+    assert (attempt.stage, attempt.code, attempt.attempts) == (stage, 75, 1)
+
+
+def test_an_attempt_records_how_its_command_ended(job, capfd):
+    assert (job("").stage, job("").code, job("").attempts) == ("ended", 0, 3)
+    assert job("raise SystemExit(2)").code == 2
+    killed = job("import os; os.kill(os.getpid(), 9)")
+    assert (killed.stage, killed.code, killed.host) == ("ended", -9, "node7")
+    assert "bench: error: the process was killed by signal 9" in capfd.readouterr().out
 
 
 def processes_with(variable: str, words: str) -> list[int]:

@@ -17,8 +17,7 @@ from one_node import NoSlurm, OneNode
 from small_exports import make_export
 from whole_results import numbers_of, tensors_of
 
-from bench.cluster.status import TaskRow, rows_of
-from bench.cluster.task import AttemptState, read_attempt, submissions
+from bench.cluster import Attempt, Row, read_attempt, rows_of, submissions
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +68,7 @@ class Job:
         self.node, self.out = node, out
 
     @property
-    def row(self) -> TaskRow:
+    def row(self) -> Row:
         return rows_of(self.out)[-1]
 
     @property
@@ -77,12 +76,12 @@ class Job:
         return self.row.task.job
 
     @property
-    def attempt(self) -> AttemptState | None:
+    def attempt(self) -> Attempt | None:
         folder, _ = submissions(self.out)[-1]
         return read_attempt(folder, 0)
 
     def output(self) -> str:
-        path = self.row.log
+        path = Path(self.attempt.log) if self.attempt else None
         return path.read_text() if path and path.exists() else ""
 
     def wait_for(self, event: str, happened: Callable[[], object]) -> None:
@@ -105,7 +104,7 @@ class Job:
 def submit(node: OneNode, out: Path, *words: object) -> Job:
     process = bench(*words, "--out", out, "--cluster", "slurm", "--partition", "low", "--time", "1:00:00")
     assert process.returncode == 0, process.stderr + process.stdout
-    assert "to follow them: bench status --out" in process.stdout
+    assert "to follow: bench status --out" in process.stdout
     return Job(node, out)
 
 

@@ -1,0 +1,700 @@
+"""`--cluster` of `bench run` and `bench pretrain`, and `bench status`: jobs that submitit submits, and their states.
+
+Every checkpoint and protocol is a task, cheap ones first: the same command with fewer checkpoints and protocols, so
+that tasks share a folder of results as a user's own runs would. Protocols of a checkpoint that read the same features,
+or train on the same stream of augmented images, are one task: separate jobs would compute these twice, or wait for each
+other with idle GPUs. The checkpoints are imported here, once; the tasks read the exports.
+
+The state of submitted jobs is kept in files, written by the submitting command and by the jobs:
+
+    OUT/cluster/N/submission.json     submission number N: a task for each job, with its command and its results
+    OUT/cluster/N/task-K.json         the state of task K, as its job last wrote it; task-K.lock: held while it runs
+    OUT/cluster/N/logs/               what the jobs print, and submitit's own files
+
+They are JSON; submitit's own pickles are read only by its jobs. The other modules of bench/ are imported where they are
+used, because this one stays in the memory of a job while its command runs.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, redirect_stderr, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from io import StringIO
+from pathlib import Path
+from statistics import median
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+
+import msgspec
+
+from engine.files import is_locked, locked, open_regular, read_json, write_atomic
+from engine.optional import require
+from engine.printing import counted, printable, say
+from engine.progress import span
+from engine.training.interruptions import STOPPED, StopRequest, listening
+
+if TYPE_CHECKING:
+    from bench.checkpoints import LoadedCheckpoint
+    from bench.options import ClusterOptions, EvaluationOptions, PretrainOptions
+    from bench.results.record import Result
+    from bench.run.prepare import Job
+    from checkpoints.frozen import FrozenExport
+    from engine.tasks import Workspace
+
+FOLDER, SUBMISSION = "cluster", "submission.json"  # OUT/cluster, and a file of each submission
+State = Literal["finished", "running", "waiting", "stopped", "failed"]
+Stage = Literal["running", "queued again", "stopped", "ended"]
+Time = Annotated[datetime, msgspec.Meta(tz=True)]
+Queue = Mapping[str, tuple[str, str]]  # job id -> SLURM's state and reason
+Record = TypeVar("Record")
+Launched = TypeVar("Launched", "EvaluationOptions", "PretrainOptions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One job of a submission."""
+
+    number: int
+    title: str
+    words: tuple[str, ...]  # arguments of `bench`
+    results: tuple[str, ...]  # files that it will write, relative to OUT
+    job: str = ""  # the scheduler's id; "" for a local job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """One `bench run` or `bench pretrain` with `--cluster`."""
+
+    cluster: Literal["slurm", "local"]
+    date: str  # ISO 8601, UTC
+    at_once: int | None  # maximum of jobs that run at the same time; None: no limit
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """The newest attempt of a task, as its job last wrote it."""
+
+    stage: Stage
+    code: int | None = None  # exit code of the command; negative: the signal that killed it
+    attempts: int = 1  # number of attempts, including this one
+    begun: Time | None = None
+    ended: Time | None = None
+    host: str = ""
+    log: str = ""  # path of the first process's output
+
+    @property
+    def seconds(self) -> float:
+        """Its duration so far; 0 if the clock was set back."""
+        return max(0.0, ((self.ended or now()) - self.begun).total_seconds()) if self.begun else 0.0
+
+
+def now() -> datetime:
+    """The current time, UTC, to the second."""
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def numbered(out: Path) -> dict[int, Path]:
+    """Number of each submission -> its folder, the oldest first."""
+    folders = (path for path in (out / FOLDER).glob("*/") if path.name.isdecimal())
+    return dict(sorted((int(path.name), path) for path in folders))
+
+
+def submissions(out: Path) -> list[tuple[Path, Submission]]:
+    """All submissions of a folder of results with their own folders, the oldest first. ValueError for damaged files."""
+    folders = [folder for folder in numbered(out).values() if (folder / SUBMISSION).exists()]
+    return [(folder, _read(folder / SUBMISSION, Submission)) for folder in folders]
+
+
+def read_attempt(folder: Path, number: int) -> Attempt | None:
+    """The newest attempt of task `number`, or None before the first."""
+    path = folder / f"task-{number}.json"
+    return _read(path, Attempt) if path.exists() else None
+
+
+def write_attempt(folder: Path, number: int, attempt: Attempt) -> None:
+    write_atomic(folder / f"task-{number}.json", msgspec.json.encode(attempt))
+
+
+def _read(path: Path, kind: type[Record]) -> Record:
+    try:
+        return read_json(path, type=kind)
+    except ValueError as error:
+        raise ValueError(f"not a submission's file: {error}; move {path.parent} away and submit again") from error
+
+
+def lock_of(folder: Path, number: int | None = None) -> Path:
+    """The lock that task `number` holds while it runs; None: the one of the command that starts local jobs."""
+    return folder / ("queue.lock" if number is None else f"task-{number}.lock")
+
+
+# A job. submitit, in place of torchrun, starts a BenchTask in every process of it. The command runs in a child process,
+# so that this process survives whatever happens to it: it only waits.
+
+COMMAND = (sys.executable, "-P", "-m", "bench")
+PORTS = (10000, 20000)  # below the kernel's range of ephemeral ports
+GRACE = 0.3  # seconds in which the other processes can find out how one died (engine/distributed.py)
+GO_ON = "run the same command again to continue"
+
+
+@dataclass
+class BenchTask:
+    """A task of a submission; submitit pickles it and calls it in every process of the job.
+
+    A scheduler announces the end of a job's time, or a preemption, by a signal. The command then saves its state and
+    exits with code STOPPED, and submitit's handler of this signal queues the job again.
+    """
+
+    folder: str  # of the submission
+    number: int
+    words: tuple[str, ...]  # arguments of `bench`
+    received: int | None = field(default=None, init=False)  # the last signal
+    command: subprocess.Popen | None = field(default=None, init=False)
+
+    def checkpoint(self) -> Any:
+        """The task that submitit queues for the next attempt: the same command, which resumes by itself."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(replace(self))
+
+    def __call__(self) -> int:
+        """Run the command, and record the attempt in the first process. SystemExit with its code, unless that is 0."""
+        from submitit import JobEnvironment
+
+        environment = JobEnvironment()
+        time_limit = getattr(signal, f"SIG{environment.USR_SIG}")
+        queue_again = signal.getsignal(time_limit)  # submitit's handler
+        for number in {time_limit, signal.SIGUSR1, signal.SIGTERM}:
+            signal.signal(number, self.request_stop)
+        if environment.global_rank:
+            sys.exit(self.run_command(environment))
+        folder = Path(self.folder)
+        with locked(lock_of(folder, self.number), "it is the same job"):
+            earlier = read_attempt(folder, self.number)
+            attempt = Attempt(
+                stage="running",
+                attempts=earlier.attempts + 1 if earlier else 1,
+                begun=now(),
+                host=environment.hostname,
+                log=str(environment.paths.stdout),
+            )
+            write_attempt(folder, self.number, attempt)
+            code = self.run_command(environment)
+            stage: Stage = "stopped" if code == STOPPED or self.received is not None else "ended"
+            if self.received is not None and code != 0 and self.may_resume(environment, time_limit):
+                stage = "queued again"
+            write_attempt(folder, self.number, replace(attempt, stage=stage, code=code, ended=now()))
+        if stage == "queued again" and callable(queue_again):
+            queue_again(time_limit, None)  # raises SystemExit
+        if code:
+            sys.exit(code)
+        return 0
+
+    def request_stop(self, number: int, frame: FrameType | None) -> None:
+        """Signal handler: ask the command, by SIGUSR1, to save its state and stop."""
+        self.received = number
+        if self.command and self.command.poll() is None:
+            self.command.send_signal(signal.SIGUSR1)
+
+    def run_command(self, environment: Any) -> int:
+        """Run the command to its end; its exit code, negative for the signal that killed it."""
+        # SLURM signals every process of a job, but the command should get the time limit's signal only from here.
+        time_limit, handler = getattr(signal, f"SIG{environment.USR_SIG}"), None
+        if time_limit != signal.SIGUSR1:
+            handler = signal.signal(time_limit, signal.SIG_IGN)
+        self.command = subprocess.Popen([*COMMAND, *self.words], env=os.environ | process_variables(environment))
+        if handler is not None:
+            signal.signal(time_limit, handler)
+        if self.received is not None:  # while the command was being started
+            self.command.send_signal(signal.SIGUSR1)
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.command.pid, os.WEXITED | os.WNOWAIT)
+        time.sleep(GRACE)
+        code = self.command.wait()
+        if code < 0 and self.received is None and environment.num_tasks == 1:  # else another process reports it
+            cause = ", which often means a lack of memory" if code == -signal.SIGKILL else ""
+            say(f"{ERROR}the process was killed by signal {-code}{cause}; {GO_ON}")
+        return code
+
+    def may_resume(self, environment: Any, time_limit: int) -> bool:
+        """Whether this attempt was stopped to be resumed later, and not cancelled."""
+        if environment.name() != "slurm":
+            return self.received == time_limit
+        command = ["squeue", "--noheader", "--format=%T", f"--jobs={environment.raw_job_id}"]
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+        return completed.stdout.strip() == "RUNNING"  # SLURM's state of a job that was not cancelled
+
+
+def process_variables(environment: Any) -> Mapping[str, str]:
+    """The environment variables that torchrun would set for torch.distributed; empty for a job of one process."""
+    if environment.num_tasks == 1:
+        return {}
+    port = PORTS[0] + zlib.crc32(environment.job_id.encode()) % (PORTS[1] - PORTS[0])
+    return {
+        "RANK": str(environment.global_rank),
+        "LOCAL_RANK": str(environment.local_rank),
+        "WORLD_SIZE": str(environment.num_tasks),
+        "LOCAL_WORLD_SIZE": str(environment.num_tasks // environment.num_nodes),
+        "MASTER_ADDR": environment.hostnames[0] if environment.num_nodes > 1 else "localhost",
+        "MASTER_PORT": str(port),
+    }
+
+
+# Submission.
+
+ATTEMPTS = 1000  # how often a job may be queued again; a pretraining of weeks needs many attempts
+CLUSTER_VARIABLES = ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL")  # belong to the cluster, not to a job
+POLL = 0.2  # seconds between two checks of the local jobs
+MAX_IN_TITLE = 2  # protocols that the title of a task names
+
+
+def words_of_run(options: "EvaluationOptions", checkpoint: "LoadedCheckpoint", jobs: Sequence["Job"]) -> list[str]:
+    """The arguments of `bench run` for some jobs of one checkpoint, whose export is read instead of its source."""
+    from bench.options import argv_of
+
+    protocols = {job.chosen.name: job.chosen for job in jobs}
+    targets = {word for chosen in protocols.values() for word in chosen.words}
+    options_of_jobs = replace(
+        options,
+        checkpoint=(checkpoint.reference,),
+        name=(checkpoint.used.name,),
+        statistics=None,  # only for imports, and the checkpoint is imported already
+        suite=",".join(protocols),
+        data=tuple(dict.fromkeys(f"{job.data.name}={job.data.url}" for job in jobs)),
+        set=tuple(text for text in options.set if text.partition("=")[0].rpartition(".")[0] in targets),
+    )
+    return argv_of("run", options_of_jobs)
+
+
+def pretraining_task(options: "PretrainOptions", submitted: set[str]) -> list[Task]:
+    """A pretraining as one task. ValueError for invalid options, or if it is submitted already."""
+    from bench.options import argv_of
+    from bench.pretraining.run import check_request
+
+    check_request(options)
+    if submitted:
+        raise ValueError(f"{options.out}: it is submitted already; see {status_command(options.out)}")
+    title = " ".join(filter(None, (options.method, options.recipe)))
+    return [Task(number=0, title=title, words=tuple(argv_of("pretrain", options)), results=("export",))]
+
+
+def evaluation_tasks(options: "EvaluationOptions", submitted: set[str]) -> list[Task]:
+    """A task for every group of jobs without a result; prints what is left out and why. ValueError for invalid options.
+
+    submitted: result files that jobs of earlier submissions will write.
+    """
+    from bench.run.prepare import prepare, without_problems
+
+    preparation = prepare(replace(options, device="cpu"))
+    say(*preparation.left_out)
+    tasks: list[tuple[float, Task]] = []
+    left_out = {"have a result": 0, "are submitted already": 0}
+    for checkpoint, jobs in without_problems(preparation)[0]:
+        todo = [job for job in jobs if job.state != "done"]
+        new = [job for job in todo if str(job.path.relative_to(options.out)) not in submitted]
+        left_out["have a result"] += len(jobs) - len(todo)
+        left_out["are submitted already"] += len(todo) - len(new)
+        for group in groups_sharing(new, preparation.exports[checkpoint.used.key], preparation.space):
+            protocols = list(dict.fromkeys(job.chosen.name for job in group))
+            omitted = f" and {len(protocols) - MAX_IN_TITLE} more" if len(protocols) > MAX_IN_TITLE else ""
+            task = Task(
+                number=0,
+                title=f"{checkpoint.used.name}: {', '.join(protocols[:MAX_IN_TITLE])}{omitted}",
+                words=tuple(words_of_run(options, checkpoint, group)),
+                results=tuple(str(job.path.relative_to(options.out)) for job in group),
+            )
+            tasks.append((sum(job.chosen.task.COST for job in group), task))
+    say(*(f"{count} jobs {reason}, skipped" for reason, count in left_out.items() if count))
+    tasks.sort(key=lambda pair: pair[0])
+    return [replace(task, number=number) for number, (_, task) in enumerate(tasks)]
+
+
+def groups_sharing(jobs: Sequence["Job"], export: "FrozenExport", space: "Workspace") -> list[list["Job"]]:
+    """The jobs of one checkpoint in groups that share features, a stream of augmented images, or a protocol."""
+    groups: list[tuple[set[Hashable], list[Job]]] = []
+    for job in jobs:
+        task, keys = job.chosen.task, set[Hashable]([job.chosen.name])
+        with suppress(Exception):  # the same error will fail the task in its own job
+            features, stream = task.features(export, space), task.stream(export, space)
+            keys.update([*features, *([(job.chosen.key, stream)] if stream else [])])
+        joined = [group for group in groups if group[0] & keys]
+        groups = [group for group in groups if not group[0] & keys]
+        members = [member for _, group_members in joined for member in group_members]
+        groups.append((keys.union(*(group_keys for group_keys, _ in joined)), [*members, job]))
+    return [sorted(members, key=jobs.index) for _, members in groups]
+
+
+def launch(options: Launched, tasks_of: Callable[[Launched, set[str]], list[Task]]) -> int:
+    """Submit tasks to SLURM, or run them on this machine; the exit code.
+
+    tasks_of: the tasks to submit, by the options and the result files that jobs which wait or run will write.
+    """
+    from bench.names import check_writable
+
+    out, is_local = options.out, options.cluster == "local"
+    if not is_local and not shutil.which("sbatch"):
+        raise ValueError("--cluster slurm: sbatch is not installed here; run this on a login node, or --cluster local")
+    require("submitit")
+    check_writable(out)
+    with ExitStack() as queue:
+        with locked(out / FOLDER / "lock", "it submits jobs"):
+            tasks = tasks_of(options, {name for row in rows_of(out) if row.is_open for name in row.task.results})
+            if not tasks:
+                say("nothing is left to submit")
+                return 0
+            folder = out / FOLDER / str(max(numbered(out), default=0) + 1)
+            folder.mkdir()
+            try:
+                tasks = tasks if is_local else submit_to_slurm(folder, tasks, options)
+                submission = Submission(
+                    cluster="local" if is_local else "slurm",
+                    date=now().isoformat(),
+                    at_once=options.jobs,
+                    tasks=tuple(tasks),
+                )
+                write_atomic(folder / SUBMISSION, msgspec.json.encode(submission))
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            if is_local:  # from here on the tasks count as waiting, so that another command does not submit them too
+                queue.enter_context(locked(lock_of(folder), "it starts these jobs"))
+        if is_local:
+            return run_locally(out, folder, submission, options)
+    gpu = "" if options.gpus else ", without a GPU (no --gpus)"
+    say(f"{counted(len(tasks), 'job')} submitted{gpu}; to follow: {status_command(out)}")
+    return 0
+
+
+def notice_of(options: "ClusterOptions") -> int:
+    """Seconds before the time limit at which a job is told to save its state: three minutes, or a quarter of it."""
+    return min(180, options.minutes * 60 // 4)
+
+
+def status_command(out: Path) -> str:
+    """The command that shows the state of the jobs."""
+    return f"bench status --out {shlex.quote(str(out))}"
+
+
+def submit_to_slurm(folder: Path, tasks: Sequence[Task], options: "ClusterOptions") -> list[Task]:
+    """Submit the tasks as one array of jobs, requeued after preemptions and node failures; the tasks with their jobs.
+
+    ValueError, one line, if SLURM refuses.
+    """
+    from submitit import SlurmExecutor
+    from submitit.helpers import clean_env
+
+    extra = {key: value or True for key, _, value in (text.partition("=") for text in options.slurm)}
+    cluster_variables = {name: os.environ[name] for name in CLUSTER_VARIABLES if name in os.environ}
+    try:
+        executor = SlurmExecutor(folder / "logs", max_num_timeout=ATTEMPTS)
+        executor.update_parameters(
+            job_name="bench",
+            partition=options.partition,
+            account=options.account,
+            qos=options.qos,
+            time=options.minutes,
+            nodes=options.nodes,
+            ntasks_per_node=options.processes,
+            gpus_per_node=options.gpus or None,
+            cpus_per_task=options.cpus,
+            mem=options.mem,
+            array_parallelism=options.jobs or len(tasks),
+            signal_delay_s=notice_of(options),
+            stderr_to_stdout=True,
+            additional_parameters={"requeue": True} | extra,
+        )
+        # Submitted jobs must not inherit the variables of a job in which this command may run. submitit also prints the
+        # errors that it raises.
+        with clean_env(), redirect_stderr(StringIO()):
+            os.environ.update(cluster_variables)
+            callables = [BenchTask(str(folder.absolute()), task.number, task.words) for task in tasks]
+            jobs = executor.submit_array(callables)
+    except (RuntimeError, ValueError, OSError) as error:  # sbatch's message is its last line
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(f"--cluster slurm: {lines[-1].removeprefix('sbatch: error: ')}") from error
+    return [replace(task, job=job.job_id) for task, job in zip(tasks, jobs, strict=True)]
+
+
+def run_locally(out: Path, folder: Path, submission: Submission, options: "ClusterOptions") -> int:
+    """Run the tasks on this machine, at most `options.jobs` at once; the exit code of all together.
+
+    submitit's LocalExecutor would start all together. A signal stops them after they have saved their states.
+    """
+    tasks, stop = submission.tasks, StopRequest()
+    follow = f"to follow them elsewhere: {status_command(out)}"
+    say(f"{counted(len(tasks), 'job')}, {options.jobs} at once; Ctrl-C stops them; {follow}")
+    waiting, running = list(tasks), dict[int, tuple[Task, Any]]()  # slot -> its task, and submitit's job
+    codes = dict.fromkeys((task.number for task in tasks), STOPPED)
+    with listening(stop.ask):
+        while waiting or running:
+            if stop.asked:
+                stop.asked = False
+                waiting.clear()
+                for _, job in running.values():
+                    os.kill(int(job.job_id), signal.SIGTERM)
+            for slot in range(options.jobs or 1):
+                if waiting and slot not in running:
+                    task = waiting.pop(0)
+                    running[slot] = task, start_locally(folder, task, slot, options)
+                    say(f"  [{task.number + 1}/{len(tasks)}] {task.title}: starts")
+            time.sleep(POLL)
+            for slot in [slot for slot, (_, job) in running.items() if job.done()]:
+                task, _ = running.pop(slot)
+                attempt = read_attempt(folder, task.number) or Attempt(stage="ended", code=1)
+                if attempt.stage == "running":  # it was killed before it could record its end
+                    attempt = replace(attempt, stage="ended", code=-signal.SIGKILL, ended=now())
+                elif attempt.stage == "queued again":  # submitit starts a local job a few times only
+                    attempt = replace(attempt, stage="stopped")
+                write_attempt(folder, task.number, attempt)
+                row = _row(out, folder, submission, task, None, has_ended=True)
+                duration = f" in {span(attempt.seconds)}" if attempt.begun else ""
+                end = duration if row.state == "finished" else f": {row.reason} (log: {attempt.log})"
+                say(f"  [{task.number + 1}/{len(tasks)}] {task.title}: {row.state}{end}")
+                codes[task.number] = 1 if attempt.code is None else attempt.code
+    failed, stopped = sum(code not in (0, STOPPED) for code in codes.values()), [*codes.values()].count(STOPPED)
+    say(f"{len(tasks) - failed - stopped} done, {stopped} stopped, {failed} failed; {GO_ON}")
+    if (out / "results").is_dir():  # these were evaluations
+        say(f"to see the results: bench leaderboard --out {shlex.quote(str(out))}")
+    return STOPPED if stopped else 1 if failed else 0
+
+
+def start_locally(folder: Path, task: Task, slot: int, options: "ClusterOptions") -> Any:
+    """Start a task on the GPUs of its slot; returns submitit's job."""
+    from submitit import LocalExecutor
+
+    gpus = options.gpus
+    executor = LocalExecutor(folder / "logs", max_num_timeout=ATTEMPTS)
+    executor.update_parameters(
+        timeout_min=options.minutes,
+        signal_delay_s=notice_of(options),
+        tasks_per_node=options.processes,
+        gpus_per_node=gpus,
+        visible_gpus=tuple(range(slot * gpus, (slot + 1) * gpus)),
+        stderr_to_stdout=True,
+    )
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C must reach the jobs only through `listening`
+    try:
+        return executor.submit(BenchTask(str(folder.absolute()), task.number, task.words))
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+# States.
+
+# Of squeue (man squeue, JOB STATE CODES); sacct, which submitit uses, needs accounting and reports no reason. A job in
+# none of these states has ended.
+WAITS = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+RUNS = ("RUNNING", "CONFIGURING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED")
+ENDINGS = {
+    "CANCELLED": "it was cancelled",
+    "TIMEOUT": "its time ran out",
+    "NODE_FAIL": "its node was lost",
+    "OUT_OF_MEMORY": "it needed more memory than --mem allows",
+    "PREEMPTED": "it was preempted",
+}
+KILLED = "it was killed, or its node was lost"
+TAIL = 1 << 16  # bytes at the end of a log that are searched for the error
+ERROR = "bench: error: "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One task of a submission and its state."""
+
+    task: Task
+    submission: Submission
+    state: State
+    attempt: Attempt | None
+    reason: str = ""  # why it waits, stopped or failed
+    results: Mapping[str, "Result"] = field(default_factory=dict)  # result file -> good result, for those that exist
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the task waits or runs."""
+        return self.state in ("waiting", "running")
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the current or last attempt."""
+        return self.attempt.seconds if self.attempt else 0.0
+
+    @property
+    def printed_last(self) -> str:
+        """The last line that a running job printed; "" if there is none."""
+        log = Path(self.attempt.log) if self.attempt and self.state == "running" else None
+        lines = _tail(log) if log and log.exists() else []
+        return printable(next((line for line in reversed(lines) if line.strip()), ""))
+
+
+def rows_of(out: Path) -> list[Row]:
+    """All tasks, the oldest first, without those that were submitted again later. ValueError for damaged records."""
+    recorded = submissions(out)
+    queue = slurm_queue() if any(submission.cluster == "slurm" for _, submission in recorded) else None
+    rows: list[Row] = []
+    resubmitted: set[str] = set()
+    for folder, submission in reversed(recorded):
+        tasks = [task for task in submission.tasks if not resubmitted.issuperset(task.results)]
+        rows = [_row(out, folder, submission, task, queue) for task in tasks] + rows
+        resubmitted.update(*(task.results for task in tasks))
+    return rows
+
+
+def slurm_queue() -> Queue | None:
+    """The user's jobs, including those that ended some minutes ago; None if SLURM cannot be queried."""
+    if not shutil.which("squeue"):
+        return None
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%r"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        return None
+    lines = (line.strip().split("|", 2) for line in completed.stdout.splitlines())
+    return {job: (state, reason) for job, state, reason in lines}
+
+
+def _row(
+    out: Path, folder: Path, submission: Submission, task: Task, queue: Queue | None, has_ended: bool = False
+) -> Row:
+    """The state of one task. queue: None if SLURM cannot be queried. has_ended: whether its job is known to be over."""
+    from bench.results.record import read_result
+
+    attempt, written = read_attempt(folder, task.number), {}
+    for name in task.results:
+        if name.endswith(".json"):
+            with suppress(OSError, ValueError):  # not written yet, or damaged, which counts as not written
+                written[name] = read_result(out / name)
+    good = {name: result for name, result in written.items() if result.status == "ok"}
+    good = {name: result for name, result in good.items() if result.date >= submission.date}
+    state, reason = (None, "") if has_ended else _state_of_job(folder, submission, task, attempt, queue)
+    if state is None:
+        failures = [result.message for result in written.values() if result.status == "failed"]
+        state, reason = _state_of_ended(attempt, reason, len(good) == len(task.results), failures)
+    return Row(task=task, submission=submission, state=state, attempt=attempt, reason=reason, results=good)
+
+
+def _state_of_job(
+    folder: Path, submission: Submission, task: Task, attempt: Attempt | None, queue: Queue | None
+) -> tuple[State | None, str]:
+    """Whether a job waits or runs, or None if it has ended; with the reason."""
+    may_start = attempt is None or attempt.stage == "queued again"
+    if submission.cluster == "local":  # the locks that it and the command that starts the jobs hold
+        if is_locked(lock_of(folder, task.number)):
+            return "running", ""
+        return ("waiting", "for its turn") if may_start and is_locked(lock_of(folder)) else (None, "")
+    if queue is None:  # rely on the state that the job itself wrote last
+        if may_start:
+            return "waiting", "SLURM cannot be queried here"
+        return ("running", "SLURM cannot be queried here") if attempt and attempt.stage == "running" else (None, "")
+    state, reason = queue.get(task.job, ("", ""))
+    if state in WAITS:
+        return "waiting", reason
+    return ("running", "") if state in RUNS else (None, ENDINGS.get(state, ""))
+
+
+def _state_of_ended(attempt: Attempt | None, reason: str, complete: bool, failures: Sequence[str]) -> tuple[State, str]:
+    """The state of a task that neither waits nor runs, with the reason.
+
+    reason: SLURM's reason for its end, "" if unknown. complete: whether all of its results exist and are good.
+    failures: messages of its failed results.
+    """
+    if complete or (attempt and attempt.stage == "ended" and attempt.code == 0):
+        return "finished", ""
+    if attempt is None:
+        return "stopped", f"{reason or 'it never started'}; {GO_ON}"
+    if attempt.stage in ("stopped", "queued again"):
+        return "stopped", f"{reason or 'a signal stopped it'}, its state is saved; {GO_ON}"
+    if attempt.stage == "running":
+        return "failed", f"{reason or KILLED}; {GO_ON}"
+    if failures:
+        return "failed", failures[0] + (f"; and {len(failures) - 1} more" if len(failures) > 1 else "")
+    log = Path(attempt.log)
+    logs = sorted(log.parent.glob(f"{log.name.rsplit('_', 2)[0]}_*_log.out"))  # JOB_PROCESS_log.out
+    if errors := [line for path in logs for line in _tail(path) if line.startswith(ERROR)]:
+        return "failed", printable(errors[-1].removeprefix(ERROR))
+    code = attempt.code or 0
+    return "failed", f"killed by signal {-code}; {GO_ON}" if code < 0 else f"exit code {code}"
+
+
+def _tail(path: Path) -> list[str]:
+    """The last lines of a log."""
+    with open_regular(path) as file:
+        file.seek(max(0, path.stat().st_size - TAIL))
+        return file.read().decode(errors="replace").splitlines()
+
+
+def seconds_left(rows: Sequence[Row]) -> list[float | None]:
+    """Seconds of each job that remain, counted from its start if it waits; None if there is no estimate.
+
+    The time of a result is the median of the same protocol's for other checkpoints of the folder.
+    """
+    measured: dict[str, list[float]] = defaultdict(list)  # SET/PROTOCOL-seed0.json -> seconds
+    for row in rows:
+        for name, result in row.results.items():
+            measured[name.split("/", 2)[-1]].append(result.seconds)  # without results/CHECKPOINT
+    left: list[float | None] = []
+    for row in rows:
+        missing = [name.split("/", 2)[-1] for name in row.task.results if row.is_open and name not in row.results]
+        elapsed = max(0.0, row.seconds - sum(result.seconds for result in row.results.values()))
+        known = all(name in measured for name in missing)
+        total = sum(median(measured[name]) for name in missing) if known else 0.0
+        left.append(max(0.0, total - (elapsed if row.state == "running" else 0.0)) if known else None)
+    return left
+
+
+def total_left(rows: Sequence[Row], left: Sequence[float | None]) -> float | None:
+    """Seconds until all jobs are over, at least, by `seconds_left` of each; None without an estimate for all."""
+    known = [seconds for row, seconds in zip(rows, left, strict=True) if row.is_open and seconds is not None]
+    if not known or len(known) < sum(row.is_open for row in rows):
+        return None
+    at_once = max(row.submission.at_once or len(known) for row in rows if row.is_open)
+    return max(*known, sum(known) / at_once)
+
+
+def status_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each job and one for all."""
+    left = seconds_left(rows)
+    width = max(len(row.task.title) for row in rows)
+    for row, seconds in zip(rows, left, strict=True):
+        yield f"{row.state:8}  {row.task.title:{width}}  {_details(row, seconds)}".rstrip()
+    count, total = Counter(row.state for row in rows), total_left(rows, left)
+    counts = ", ".join(f"{count[state]} {state}" for state in get_args(State) if count[state])
+    yield f"{counts}; about {span(total)} left" if total is not None else counts
+
+
+def _details(row: Row, left: float | None) -> str:
+    """The details of a job in one line: results, times, and the last line of its log or why it ended."""
+    attempt = row.attempt or Attempt(stage="ended")
+    job = f"job {row.task.job}" if row.task.job else ""
+    done = f"{len(row.results)} of {len(row.task.results)} results" if row.results else ""
+    if row.state == "finished":
+        parts = [job, f"in {span(row.seconds)}" if row.attempt else ""]
+    elif row.state == "running":
+        number = f"attempt {attempt.attempts}" if attempt.attempts > 1 else ""
+        about = f"about {span(left)} left" if left is not None else ""
+        parts = [job, done, f"for {span(row.seconds)} on {attempt.host}", number, about, row.printed_last[:100]]
+    elif row.state == "waiting":
+        parts = [job, done, row.reason, f"takes about {span(left)}" if left is not None else ""]
+    else:
+        parts = [job, done, row.reason, f"log: {attempt.log}" if attempt.log else ""]
+    return ", ".join(filter(None, parts))
+
+
+def status_json(rows: Sequence[Row]) -> dict[str, Any]:
+    """The state of all jobs as JSON values."""
+    left = seconds_left(rows)
+    tasks = [
+        msgspec.to_builtins(row.task)
+        | {"cluster": row.submission.cluster, "state": row.state, "reason": row.reason, "done": list(row.results)}
+        | {"seconds": round(row.seconds, 1), "seconds_left": seconds, "printed_last": row.printed_last}
+        | {"attempt": msgspec.to_builtins(row.attempt)}
+        for row, seconds in zip(rows, left, strict=True)
+    ]
+    return {"tasks": tasks, "seconds_left": total_left(rows, left)}
