@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from shlex import quote
 from statistics import median
 from typing import Any
@@ -194,12 +193,6 @@ def forecasts_without_measuring(jobs: Sequence[Job], export: FrozenExport, space
     for forecast in count_jobs(jobs, export, space):
         own = forecast.job.workspace(space)
         yield forecast.timed(measured(measurements(export, own, forecast.job.data.fingerprints), own, rates))
-
-
-def expectations(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> dict[Path, float]:
-    """Result path -> expected seconds of the job, if an earlier plan measured the rates of this machine."""
-    forecasts = forecasts_without_measuring(jobs, export, space)
-    return {forecast.job.path: forecast.seconds for forecast in forecasts if forecast.seconds}
 
 
 STATES: Mapping[str, str] = {"new": "to do", "failed before": "failed before, to do again", "done": "exists"}
