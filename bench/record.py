@@ -5,7 +5,6 @@ them. A check compares the sums, computes every metric and interval from the arr
 """
 
 import json
-import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -151,7 +150,7 @@ def derived_files(folder: Path, publication: Publication) -> dict[str, str]:
     results = [stored.result for stored in stored_here]
     leaderboard = leaderboard_of(results)
     # No cache is written into the record, and none in it is trusted.
-    leaderboard = with_ties(leaderboard, stored_here, PairedTestCache[float](Path(os.devnull), float))
+    leaderboard = with_ties(leaderboard, stored_here, PairedTestCache())
     files = {name: text_of(leaderboard) for name, text_of in TEXT_FORMATS.values()}
     subjects = {}
     for used in leaderboard.rows:

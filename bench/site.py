@@ -5,7 +5,6 @@ make no network requests. Links and anchors depend on names and digests only, so
 """
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -55,7 +54,7 @@ def write_site(records: Sequence[Path], out: Path, title: str) -> int:
 def site_pages(records: Sequence[Path], title: str) -> dict[str, str]:
     """Path in the site -> HTML."""
     results, record_of_checkpoint = merged_results(records)
-    cache: PairedTestCache[float] = PairedTestCache(Path(os.devnull), float)  # empty: every test is computed anew
+    cache = PairedTestCache()  # every test is computed anew
     leaderboard = with_ties(leaderboard_of(stored.result for stored in results), results, cache)
     report = contents(leaderboard, networks_of(leaderboard, cache))
     links = {leaderboard.names[used]: f"checkpoints/{slug(*used.key)}.html" for used in leaderboard.rows}

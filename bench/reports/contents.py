@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from bench.reports.leaderboard import Cell, Leaderboard, cell_text, troubles, with_ties
 from bench.reports.ranks import MeanRanks, RankCorrelation, health_correlations, mean_ranks
 from bench.results.record import CheckpointUsed, Result, images_seen, time_text
-from bench.statistics.significance import Column, Key, PairedTestCache, p_value_cache, tie_letters
+from bench.statistics.significance import Column, Key, PairedTestCache, paired_tests, tie_letters
 from checkpoints.export import spec_in
 from checkpoints.flops import forward_flops
 from engine.extensions import opening_paragraphs, source_files
@@ -92,7 +92,7 @@ class ReportContents:
 
 def read_contents(leaderboard: Leaderboard, out: Path) -> ReportContents:
     """The contents of a report on the leaderboard of a folder; earlier paired tests are read from OUT/cache."""
-    cache = p_value_cache(out)
+    cache = paired_tests(out)
     networks = networks_of(leaderboard, cache)
     cache.save({stored.identity for stored in leaderboard.results})
     return contents(leaderboard, networks)
@@ -130,7 +130,7 @@ def trained_networks(leaderboard: Leaderboard) -> Leaderboard:
     return replace(leaderboard, rows=rows, ties=ties)
 
 
-def networks_of(leaderboard: Leaderboard, cache: PairedTestCache[float]) -> Leaderboard:
+def networks_of(leaderboard: Leaderboard, cache: PairedTestCache) -> Leaderboard:
     """`trained_networks` with their own paired tests, and with letters of ties in each main column.
 
     The tests of the leaderboard compare with its best row, which may be raw pixels; these compare networks only.

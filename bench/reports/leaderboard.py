@@ -34,7 +34,7 @@ from bench.results.record import (
 )
 from bench.results.store import StoredResult, comparable_results, stamps
 from bench.results.table import rows_of, to_pandas, to_parquet
-from bench.statistics.significance import Column, Key, PairedTestCache, p_value_cache, ties_with_best
+from bench.statistics.significance import Column, Key, PairedTestCache, paired_tests, ties_with_best
 from engine.files import write_atomic
 from engine.printing import counted, html_template, in_csv, in_markdown, markdown_table, printable, table, text_of
 
@@ -170,7 +170,7 @@ def read_leaderboard(out: Path, published: bool = False) -> Leaderboard:
     """
     results, problems = comparable_results(out)
     leaderboard = replace(leaderboard_of((stored.result for stored in results), problems), folder=out / "results")
-    cache = p_value_cache(out)
+    cache = paired_tests(out)
     leaderboard = with_ties(leaderboard, results, cache)
     cache.save({stored.identity for stored in results})
     return with_published(leaderboard) if published else leaderboard
@@ -198,7 +198,7 @@ def leaderboard_of(results: Iterable[Result], problems: Iterable[str] = ()) -> L
     )
 
 
-def with_ties(leaderboard: Leaderboard, results: Sequence[StoredResult], cache: PairedTestCache[float]) -> Leaderboard:
+def with_ties(leaderboard: Leaderboard, results: Sequence[StoredResult], cache: PairedTestCache) -> Leaderboard:
     """The leaderboard of these results, with the checkpoints that paired tests find tied for first in each column."""
     ties = ties_with_best(leaderboard.columns, leaderboard.best, results, cache)
     return replace(leaderboard, ties=ties, results=results)

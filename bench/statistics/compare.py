@@ -11,7 +11,6 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Literal
@@ -19,9 +18,9 @@ from typing import Literal
 from bench.results.record import Result, interval_decimals, number_text, suffix
 from bench.results.store import comparable_results
 from bench.statistics.intervals import LEVEL
-from bench.statistics.matching import Match, label_of, match_results, paired_test, results_by_label
+from bench.statistics.matching import Match, label_of, match_results, results_by_label
 from bench.statistics.paired import PairedTest, holm
-from bench.statistics.significance import PairedTestCache
+from bench.statistics.significance import PairedTestCache, paired_tests
 from engine.printing import counted, did_you_mean, in_csv, table, text_of
 
 COLUMNS = (
@@ -215,7 +214,7 @@ def compare(
     selected = {label: [stored for stored in by_label[label] if _selects(options, stored.result)] for label in labels}
     if not any(selected.values()):
         _refuse(options, [stored.result for label in labels for stored in by_label[label]])
-    cache: PairedTestCache[PairedTest] = PairedTestCache(out / "cache" / "comparisons.json", PairedTest)
+    cache = paired_tests(out)
     comparisons: list[Comparison] = []
     for first, second in combinations(labels, 2):
         matches, reasons = match_results(selected[first], selected[second], (first, second))
@@ -233,7 +232,7 @@ def compare(
 
 
 def compare_match(
-    match: Match, labels: tuple[str, str], metric: str | None, cache: PairedTestCache[PairedTest]
+    match: Match, labels: tuple[str, str], metric: str | None, cache: PairedTestCache
 ) -> tuple[list[Comparison], list[str]]:
     """Uncorrected comparisons of two checkpoints' results, and the reasons why metrics could not be compared.
 
@@ -257,7 +256,7 @@ def compare_match(
         reasons.append(f"{match.group}: kept as numbers alone, not for each image: {', '.join(names)}")
     for name in testable:
         try:
-            test = cache.get(match.identities, name, partial(paired_test, match, name))
+            test = cache.get(match, name)
         except ValueError as error:
             reasons.append(f"{match.group}: {error}")
             continue

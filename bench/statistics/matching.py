@@ -15,8 +15,8 @@ import numpy as np
 
 from bench.results.record import images_seen, labels_of, short
 from bench.results.store import StoredResult
-from bench.statistics.intervals import averages_to, bootstrap_p_value
-from bench.statistics.paired import PairedTest, compare_images, compare_resamples, paired_p_value
+from bench.statistics.intervals import averages_to
+from bench.statistics.paired import PairedTest, compare_images, compare_resamples
 from engine.printing import did_you_mean
 
 
@@ -99,15 +99,6 @@ def paired_test(match: Match, metric: str) -> PairedTest:
         return compare_resamples((first, second), *_resampled(match, metric))
     one, another, scale = _scaled(match, metric)
     return compare_images(one, another, scale=scale)
-
-
-def p_value(match: Match, metric: str) -> float:
-    """The p value of `paired_test`, without the rest of the test."""
-    if _is_resampled(match, metric):
-        (first, second), images = _resampled(match, metric)
-        return bootstrap_p_value(first - second, images)
-    one, another, _ = _scaled(match, metric)
-    return paired_p_value(one, another)
 
 
 def paired_values(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray]:

@@ -99,13 +99,6 @@ def compare_images(first: np.ndarray, second: np.ndarray, scale: float = 100, re
     )
 
 
-def paired_p_value(first: np.ndarray, second: np.ndarray, resamples: int = RESAMPLES) -> float:
-    """Two-sided p of the hypothesis of equal means, by the test that suits the values (N,)."""
-    if is_binary(first) and is_binary(second):
-        return mcnemar(*discordant(first - second))
-    return mean_test(rounded_differences(first, second), resamples)[2]
-
-
 def compare_resamples(metrics: tuple[float, float], values: Sequence[np.ndarray], images: int) -> PairedTest:
     """Compare two metrics by their values (R,) on the same resamples. d_z is t divided by the root of `images`."""
     differences = values[0] - values[1]

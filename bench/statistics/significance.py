@@ -5,59 +5,52 @@ and not computed again. The file may be deleted.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, is_dataclass
-from functools import partial
+from dataclasses import asdict
 from itertools import chain, combinations
 from math import isfinite
 from pathlib import Path
 from string import ascii_letters
-from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from bench.results.store import StoredResult, write_cache
 from bench.statistics.intervals import LEVEL
-from bench.statistics.matching import match_results, p_value
-from bench.statistics.paired import holm
+from bench.statistics.matching import Match, match_results, paired_test
+from bench.statistics.paired import PairedTest, holm
 from engine.files import read_json
 
-VERSION = 2  # raise it when the same values would be tested differently
+VERSION = 3  # raise it when the same values would be tested differently
 LETTERS = ascii_letters + "".join(filter(str.isalpha, map(chr, range(0x3B1, 0x530))))  # continued in Greek, Cyrillic
 MAX_LETTERED = 60  # with up to this many checkpoints, all pairs of a column are tested: 1770 tests of 0.5 to 12 ms
 
-Test = TypeVar("Test")
 
+class PairedTestCache:
+    """Paired tests that were computed before: "identities|identities" -> metric -> test. path: None keeps no file."""
 
-class PairedTestCache(Generic[Test]):
-    """A file of paired tests of one kind, a float or a dataclass. tests: "identities|identities" -> metric -> test."""
-
-    def __init__(self, path: Path, kind: Any) -> None:
-        self.path, self.kind = path, kind
-        self.tests: dict[str, dict[str, Test]] = self._read()
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self.tests = self._read()
         self.is_new = False
 
-    def get(self, sides: Sequence[Sequence[str]], metric: str, test: Callable[[], Test]) -> Test:
-        """The test of a metric of two checkpoints, computed by `test` if it is not cached.
-
-        sides: identities of the results of each checkpoint. An error that `test` raises is passed on and not cached.
-        """
-        pair = "|".join("+".join(side) for side in sides)
-        result = self.tests.get(pair, {}).get(metric)
-        if result is None:
-            result = test()
-            if all(identity for side in sides for identity in side) and _is_finite(result):
-                self.tests.setdefault(pair, {})[metric] = result
+    def get(self, match: Match, metric: str) -> PairedTest:
+        """The test of a metric, computed if it is not cached. ValueError, which is not cached, if none is possible."""
+        pair = "|".join("+".join(side) for side in match.identities)
+        test = self.tests.get(pair, {}).get(metric)
+        if test is None:
+            test = paired_test(match, metric)
+            if all(identity for side in match.identities for identity in side) and _is_finite(test):
+                self.tests.setdefault(pair, {})[metric] = test
                 self.is_new = True
-        return result
+        return test
 
     def save(self, identities: Collection[str]) -> None:
         """Write the file if there are new tests, merged with those that other processes wrote in the meantime.
 
         identities: of all current results; tests of other results are dropped.
         """
-        if not self.is_new:
+        if not (self.path and self.is_new):
             return
         merged = self._read()
         for pair, tests in self.tests.items():
@@ -67,36 +60,35 @@ class PairedTestCache(Generic[Test]):
         write_cache(self.path, msgspec.json.encode({"version": VERSION, "tests": current}))
         self.is_new = False
 
-    def _read(self) -> dict[str, dict[str, Test]]:
+    def _read(self) -> dict[str, dict[str, PairedTest]]:
         try:
-            content = read_json(self.path)
-            if content["version"] != VERSION:
+            content = read_json(self.path) if self.path else {}
+            if content.get("version") != VERSION:
                 return {}
-            return msgspec.convert(content["tests"], dict[str, dict[str, self.kind]])  # type: ignore[name-defined]
-        except (OSError, ValueError, KeyError, TypeError):  # the file is missing or damaged
+            return msgspec.convert(content["tests"], dict[str, dict[str, PairedTest]])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # the file is missing or damaged
             return {}
 
 
-def _is_finite(test: Any) -> bool:
+def _is_finite(test: PairedTest) -> bool:
     # JSON has neither NaN nor infinity.
-    values = asdict(test).values() if is_dataclass(test) and not isinstance(test, type) else [test]
-    return all(isfinite(value) for value in values if isinstance(value, float))
+    return all(isfinite(value) for value in asdict(test).values() if isinstance(value, float))
 
 
 Key = tuple[str, str]  # name and digest of a checkpoint
 Column = tuple[str, str]  # group and metric
 
 
-def p_value_cache(out: Path) -> PairedTestCache[float]:
-    """The cache of p values for the leaderboard of a folder."""
-    return PairedTestCache(out / "cache" / "p-values.json", float)
+def paired_tests(out: Path) -> PairedTestCache:
+    """The paired tests of a folder of results, for its leaderboard and for `bench compare`."""
+    return PairedTestCache(out / "cache" / "paired-tests.json")
 
 
 def ties_with_best(
     columns: Mapping[Column, Mapping[Key, float]],
     best: Mapping[Column, float],
     results: Iterable[StoredResult],
-    cache: PairedTestCache[float],
+    cache: PairedTestCache,
 ) -> dict[Column, frozenset[Key]]:
     """Column -> the best checkpoint and all that do not differ significantly from it.
 
@@ -133,7 +125,7 @@ def tie_letters(
     columns: Mapping[Column, Mapping[Key, float]],
     ties: Mapping[Column, frozenset[Key]],
     results: Iterable[StoredResult],
-    cache: PairedTestCache[float],
+    cache: PairedTestCache,
 ) -> dict[Column, dict[Key, str]]:
     """Column -> checkpoint -> its letters: two checkpoints share a letter if no paired test distinguishes them.
 
@@ -154,8 +146,7 @@ def tie_letters(
                 matches, _ = match_results(by_checkpoint[first], by_checkpoint[second], (first[0], second[0]))
                 with suppress(ValueError):  # if no paired test is possible, they count as different
                     if len(matches) == 1:
-                        test = partial(p_value, matches[0], column[1])
-                        p[first, second] = cache.get(matches[0].identities, column[1], test)
+                        p[first, second] = cache.get(matches[0], column[1]).p
             corrected = zip(p, holm(list(p.values())), strict=True)
             tied = [(leader, key) for key in ties[column] - {leader}]
             tied += [pair for pair, p_holm in corrected if p_holm > LEVEL]
@@ -181,7 +172,7 @@ def _p_values(
     columns: Mapping[Column, Mapping[Key, float]],
     best: Mapping[Column, float],
     results: Mapping[Key, Sequence[StoredResult]],
-    cache: PairedTestCache[float],
+    cache: PairedTestCache,
 ) -> dict[Column, dict[Key, float]]:
     """Column -> checkpoint -> uncorrected p value of its test against the column's leader, for one group of results.
 
@@ -201,7 +192,7 @@ def _p_values(
             match, metric = matches.get(leader), column[1]
             if match and key in columns[column]:
                 with suppress(ValueError):
-                    p_values[column][key] = cache.get(match.identities, metric, partial(p_value, match, metric))
+                    p_values[column][key] = cache.get(match, metric).p
         if key not in leaders.values():
             for stored in results.get(key, ()):
                 stored.forget_arrays()

@@ -5,6 +5,7 @@ import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from test_compare import IMAGES, first_correct, save
 from bench.reports.leaderboard import write_leaderboard
 from bench.results import store
 from bench.results.record import CheckpointUsed, MetricRecord, Result, read_result, record, result_files, write_result
-from bench.statistics import matching
+from bench.statistics import matching, significance
 from bench.statistics.compare import compare
 from bench.statistics.paired import PairedTest
 from bench.statistics.significance import PairedTestCache
@@ -46,7 +47,6 @@ def calls(monkeypatch) -> Counter[str]:
 
     count(store, "read_result")
     count(store, "read_arrays")
-    count(matching, "paired_p_value")
     count(matching, "compare_images")
     return counter
 
@@ -137,13 +137,13 @@ def test_many_changes_in_a_row(folder):
 
 def test_only_changed_results_are_read_and_tested(folder, calls):
     write_leaderboard(folder)
-    assert calls["read_result"] == 7 and calls["read_arrays"] == 7 and calls["paired_p_value"] == 5
+    assert calls["read_result"] == 7 and calls["read_arrays"] == 7 and calls["compare_images"] == 5
     calls.clear()
     write_leaderboard(folder)
     assert not calls
     save(folder, "e", 150)
     write_leaderboard(folder)  # against c, the leader of its column
-    assert calls == {"read_result": 1, "read_arrays": 2, "paired_p_value": 1}
+    assert calls == {"read_result": 1, "read_arrays": 2, "compare_images": 1}
 
 
 def test_comparisons_are_computed_once(folder, calls):
@@ -156,7 +156,7 @@ def test_comparisons_are_computed_once(folder, calls):
     assert any("cannot be read" in line for line in compare(folder, ["a", "b"]).left_out)
 
 
-@pytest.mark.parametrize("name", ("results.json", "p-values.json", "comparisons.json"))
+@pytest.mark.parametrize("name", ("results.json", "paired-tests.json"))
 @pytest.mark.parametrize(
     "content", (b"", b"{", b"[1]", b'{"version": 0}', b'{"version": 1, "tests": {"a": {"b": "c"}}}')
 )
@@ -216,24 +216,39 @@ def test_the_last_of_concurrent_writers_leaves_the_leaderboard_of_all_results(tm
     assert written == board_bytes(tmp_path) == board_bytes_without_cache(tmp_path)
 
 
-def test_caches_are_merged_and_tests_of_removed_results_dropped(tmp_path):
-    first, second = (PairedTestCache(tmp_path / "p.json", float) for _ in range(2))
-    assert first.get([["a"], ["b"]], "top1", lambda: 0.5) == 0.5
-    assert second.get([["a"], ["c"]], "top1", lambda: 0.25) == 0.25
-    assert second.get([["a"], ["gone"]], "top1", lambda: 0.75) == 0.75
+@pytest.fixture
+def tests_of(monkeypatch):
+    """A function that looks up the test of two results in a cache, where it is computed as given."""
+
+    def get(cache, first, second, **numbers):
+        monkeypatch.setattr(significance, "paired_test", lambda match, metric: made_test(**numbers))
+        return cache.get(SimpleNamespace(identities=[[first], [second]]), "top1")
+
+    return get
+
+
+def made_test(p=1.0, **numbers):
+    unset = dict(first_only=None, second_only=None, effect=None, odds_ratio=None)
+    numbers = dict(first=1.0, second=1.0, difference=0.0, low=0.0, high=0.0) | numbers
+    return PairedTest(images=9, **numbers, **unset, test="bootstrap over images", p=p, effect_name="Cohen's d_z")
+
+
+def test_caches_are_merged_and_tests_of_removed_results_dropped(tmp_path, tests_of):
+    first, second = (PairedTestCache(tmp_path / "p.json") for _ in range(2))
+    assert tests_of(first, "a", "b", p=0.5).p == tests_of(first, "a", "b", p=0.1).p == 0.5
+    assert tests_of(second, "a", "c", p=0.25).p == 0.25
+    tests_of(second, "a", "gone")
     for cache in (first, second):
         cache.save({"a", "b", "c"})
-    assert PairedTestCache(tmp_path / "p.json", float).tests == {"a|b": {"top1": 0.5}, "a|c": {"top1": 0.25}}
+    kept = PairedTestCache(tmp_path / "p.json").tests
+    assert kept == {"a|b": {"top1": made_test(p=0.5)}, "a|c": {"top1": made_test(p=0.25)}}
 
 
-def test_tests_of_results_without_a_digest_are_not_cached(tmp_path):
-    tests = PairedTestCache(tmp_path / "p.json", float)
-    assert [tests.get([[""], ["b"]], "top1", lambda p=p: p) for p in (0.5, 0.25)] == [0.5, 0.25]
+def test_tests_of_results_without_a_digest_are_not_cached(tests_of):
+    tests = PairedTestCache()
+    assert [tests_of(tests, "", "b", p=p).p for p in (0.5, 0.25)] == [0.5, 0.25]
 
 
-def test_numbers_that_json_lacks_are_not_cached(tmp_path):
-    numbers = dict(first=1.0, second=1.0, difference=0.0, low=float("nan"), high=float("inf"))
-    unset = dict(first_only=None, second_only=None, effect=None, odds_ratio=None)
-    odd = PairedTest(images=9, **numbers, **unset, test="bootstrap over images", p=1.0, effect_name="Cohen's d_z")
-    tests = PairedTestCache(tmp_path / "tests.json", PairedTest)
-    assert tests.get([["a"], ["b"]], "miou", lambda: odd) is odd and not tests.tests
+def test_numbers_that_json_lacks_are_not_cached(tests_of):
+    tests = PairedTestCache()
+    assert tests_of(tests, "a", "b", low=float("nan"), high=float("inf")).p == 1.0 and not tests.tests

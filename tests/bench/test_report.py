@@ -22,7 +22,7 @@ from bench.reports.page import figures_of, packed, page_of, report_page
 from bench.reports.sentences import common_notes, evidence, headline, verdict
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, TrainingCost
 from bench.results.store import comparable_results
-from bench.statistics.significance import p_value_cache, ties_with_best
+from bench.statistics.significance import paired_tests, ties_with_best
 from checkpoints.export import ViTExport, spec_in
 from checkpoints.flops import forward_flops
 from imagesets.sets import open_set
@@ -118,7 +118,7 @@ def test_a_metric_without_a_paired_test_has_no_winner(tmp_path):
     metrics = [{"rankme": MetricRecord(value=value, unit="")} for value in (9.0, 3.0)]
     results = [result(made_checkpoint(name, number), 1.0, metrics=metrics[number]) for number, name in enumerate("ab")]
     leaderboard = made_leaderboard(results)
-    ties = ties_with_best(leaderboard.columns, leaderboard.best, leaderboard.results, p_value_cache(tmp_path))
+    ties = ties_with_best(leaderboard.columns, leaderboard.best, leaderboard.results, paired_tests(tmp_path))
     assert leaderboard.best and ties == {}
     report = report_of(results)
     assert not any(row.numbers[0].is_best for row in report.tables[0].rows) and not any(

@@ -26,12 +26,12 @@ from bench.site import merged_results, site_pages
 from bench.statistics.compare import compare
 from bench.statistics.intervals import LEVEL
 from bench.statistics.paired import holm
-from bench.statistics.significance import _letters_of, p_value_cache
+from bench.statistics.significance import _letters_of, paired_tests
 
 
 def overview_of(out: Path):
     leaderboard = read_leaderboard(out)
-    return contents(leaderboard, networks_of(leaderboard, p_value_cache(out)))
+    return contents(leaderboard, networks_of(leaderboard, paired_tests(out)))
 
 
 def test_the_overview_shows_the_numbers_of_the_leaderboard(compared):
@@ -87,7 +87,7 @@ def test_letters_stand_for_the_largest_groups_of_tied_networks():
 
 
 def test_mean_ranks_have_intervals_over_shared_resamples(compared):
-    networks = networks_of(read_leaderboard(compared), p_value_cache(compared))
+    networks = networks_of(read_leaderboard(compared), paired_tests(compared))
     ranked = mean_ranks(networks)
     (first, second, third, last) = sorted(ranked.means, key=lambda key: key[0])
     assert ranked.means[last] == 4.0 and ranked.means[third] == 3.0 and ranked.columns == 2
