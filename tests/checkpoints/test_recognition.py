@@ -77,11 +77,7 @@ def test_a_network_in_other_training_code_is_read_by_its_prefix(tmp_path):
     [
         ("vit_base_patch14_dinov2", {}, "dinov2 or timm"),
         ("vit_base_patch14_reg4_dinov2", {}, "as timm: no tensor tells the image statistics"),
-        ("deit3_base_patch16_224", {}, "as timm: no tensor tells the image statistics"),
-        ("flexivit_base", {}, "as timm: no tensor tells the image statistics"),
         ("eva_large_patch14_196", {"num_classes": 5}, "as timm: no tensor tells the image statistics"),
-        ("vit_base_patch16_clip_224", {}, "as timm: no tensor tells"),
-        ("vit_base_patch16_gap_224", {}, "as timm: no tensor tells"),
         ("beit_base_patch16_224", {}, "as timm: no tensor tells"),
     ],
 )
@@ -236,9 +232,9 @@ OPTIONS = ImportOptions(heads=4, statistics="half")
     ("changes", "rows"),
     [({}, 1), ({"reg_tokens": 4}, 5), ({"no_embed_class": True}, 0), ({"no_embed_class": True, "reg_tokens": 4}, 0)],
 )
-@pytest.mark.parametrize("size", [(32, 48), (32, 40), (104, 120), (64, 256)])
+@pytest.mark.parametrize("size", [(32, 48), (104, 120)])
 def test_a_table_is_taken_as_it_is_if_the_stated_size_fits(size, changes, rows, tmp_path):
-    """1 + 4 x 6, 5 + 4 x 5 and 1 + 13 x 15 rows are squares, and 8 x 32 patches are a square number."""
+    """1 + 4 x 6 and 1 + 13 x 15 rows are squares."""
     network = rectangular(size, **changes)
     path = save(network.state_dict(), tmp_path)
     export = load(f"timm:{path}", replace(OPTIONS, image_size=size))

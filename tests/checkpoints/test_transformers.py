@@ -210,7 +210,7 @@ def test_a_module_in_memory_gives_the_export_of_its_folder(key, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "model.safetensors.index.json"])
-@pytest.mark.parametrize("content", [None, b"[" * 10**5, b'{"a": ' * 300 + b"1" + b"}" * 300, b"\xff{}", b"[1]"])
+@pytest.mark.parametrize("content", [None, b"[" * 10**5])
 def test_pipes_and_broken_json_are_refused_in_one_line(name, content, tmp_path):
     random_model("ViT").save_pretrained(tmp_path)
     if name == "model.safetensors.index.json":

@@ -1,6 +1,7 @@
 """Settings: an invalid value, in Python or as text, is an error of one line with the field, the value and the rule."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -52,9 +53,9 @@ class Example(Validated):
     inner: Inner = Inner()
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
+def test_a_wrong_value_names_its_field():
+    """On construction and by dataclasses.replace."""
+    for name, wrong in [
         ("kind", "three"),
         ("pair", (0.5,)),
         ("pair", (0.5, 0.6, 0.7)),
@@ -74,15 +75,12 @@ class Example(Validated):
         ("words", ("a", "a")),
         ("folder", 3),
         ("inner", {"side": 3}),
-    ],
-)
-def test_a_wrong_value_names_its_field(name, wrong):
-    """On construction and by dataclasses.replace."""
-    for make in (lambda: Example(**{name: wrong}), lambda: replace(Example(), **{name: wrong})):
-        with pytest.raises(ValueError) as error:
-            make()
-        assert str(error.value).startswith((f"{name}={wrong!r}: must be ", f"{name}={wrong!r}: choose one of "))
-        assert "\n" not in str(error.value)
+    ]:
+        for make in (Example, partial(replace, Example())):
+            with pytest.raises(ValueError) as error:
+                make(**{name: wrong})
+            assert str(error.value).startswith((f"{name}={wrong!r}: must be ", f"{name}={wrong!r}: choose one of "))
+            assert "\n" not in str(error.value)
 
 
 def test_values_keep_their_numeric_types():
@@ -98,9 +96,9 @@ def test_values_keep_their_numeric_types():
     assert type(Example(number=np.float32(0.5)).number) is float and type(Example(side=np.int64(3)).side) is int
 
 
-@pytest.mark.parametrize(
-    ("kind", "good", "bad", "rule"),
-    [
+def test_numeric_types_enforce_their_bounds():
+    """As a value, as an item of a tuple, and where None is allowed too."""
+    for kind, good, bad, rule in [
         (PositiveInt, [1, 7], [0, -1, 1.5, NAN, True, "1"], "at least 1"),
         (NonNegativeInt, [0, 7], [-1, 0.5], "at least 0"),
         (TwoOrMore, [2], [1], "at least 2"),
@@ -111,23 +109,20 @@ def test_values_keep_their_numeric_types():
         (OneOrMore, [1, 1.25], [0.99, INF], "at least 1"),
         (UnitInterval, [0, 0.3, 1], [-0.1, 1.1, NAN], "from 0 to 1"),
         (BelowOne, [0, 0.99], [-0.1, 1, NAN], "below 1"),
-    ],
-)
-def test_numeric_types_enforce_their_bounds(kind, good, bad, rule):
-    """As a value, as an item of a tuple, and where None is allowed too."""
+    ]:
 
-    @dataclass(frozen=True, kw_only=True)
-    class Settings(Validated):
-        number: kind = good[0]
-        row: tuple[kind, ...] = ()
-        limit: kind | None = None
+        @dataclass(frozen=True, kw_only=True)
+        class Settings(Validated):
+            number: kind = good[0]
+            row: tuple[kind, ...] = ()
+            limit: kind | None = None
 
-    for value in good:
-        Settings(number=value, row=(value, value), limit=value)
-    for value in bad:
-        for wrong in ({"number": value}, {"row": (good[0], value)}, {"limit": value}):
-            with pytest.raises(ValueError, match=rule):
-                Settings(**wrong)
+        for value in good:
+            Settings(number=value, row=(value, value), limit=value)
+        for value in bad:
+            for wrong in ({"number": value}, {"row": (good[0], value)}, {"limit": value}):
+                with pytest.raises(ValueError, match=rule):
+                    Settings(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -162,9 +157,8 @@ def test_comparisons_name_both_fields():
         check_up_to(replace(settings, row=(0.4, 1.0)), "number", "row")
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "value"),
-    [
+def test_text_is_converted_to_the_fields_type():
+    for text, kind, value in [
         ("10,20", tuple[int, ...], (10, 20)),
         ("(10, 20,)", tuple[int, ...], (10, 20)),
         ("", tuple[int, ...], ()),
@@ -178,16 +172,13 @@ def test_comparisons_name_both_fields():
         ("yes", bool, True),
         ("Off", bool, False),
         ("no", bool | None, False),
-    ],
-)
-def test_text_is_converted_to_the_fields_type(text, kind, value):
-    result = from_text(text, kind)
-    assert result == value and type(result) is type(value)
+    ]:
+        result = from_text(text, kind)
+        assert result == value and type(result) is type(value)
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "rule"),
-    [
+def test_text_of_another_type_is_refused_with_the_rule():
+    for text, kind, rule in [
         ("maybe", bool, "true or false"),
         ("1.5", int, "a whole number"),
         ("nan", float, "a number"),
@@ -196,9 +187,7 @@ def test_text_is_converted_to_the_fields_type(text, kind, value):
         ("1,2,3", tuple[int, int], "2 values"),
         ("deep", int | None, "a whole number or none"),
         ("{}", dict | None, "dict or none"),
-    ],
-)
-def test_text_of_another_type_is_refused_with_the_rule(text, kind, rule):
-    with pytest.raises(ValueError, match=rule):
-        from_text(text, kind)
-    assert rule in describe(kind)
+    ]:
+        with pytest.raises(ValueError, match=rule):
+            from_text(text, kind)
+        assert rule in describe(kind)

@@ -19,21 +19,21 @@ def is_scaled(case: str, shape: list[int]) -> bool:
     return len(shape) != 1 if case.startswith("dino") else len(shape) > 1
 
 
-@pytest.mark.parametrize("name", META["shapes"])
-@pytest.mark.parametrize("case", CASES)
-def test_lars_steps_equal_the_recorded_ones(case, name):
-    options, lrs = META["cases"][case]["kwargs"], META["cases"][case]["lrs"]
-    value = DATA[f"{case}/init/{name}"].clone()
-    buffer = torch.zeros_like(value)
-    for step, lr in enumerate(lrs):
-        direction = DATA[f"{case}/grad{step}/{name}"]
-        if is_scaled(case, META["shapes"][name]):
-            trust = options.get("trust_coefficient", TRUST)
-            direction = adapted(direction[None], value[None], options["weight_decay"], heads=0, trust=trust)[0]
-        buffer.mul_(options.get("momentum", 0.9)).add_(direction)
-        value.sub_(lr * buffer)
-        torch.testing.assert_close(buffer, DATA[f"{case}/buf{step}/{name}"], rtol=1e-6, atol=1e-7)
-        torch.testing.assert_close(value, DATA[f"{case}/param{step}/{name}"], rtol=1e-6, atol=1e-7)
+def test_lars_steps_equal_the_recorded_ones():
+    for case in CASES:
+        for name in META["shapes"]:
+            options, lrs = META["cases"][case]["kwargs"], META["cases"][case]["lrs"]
+            value = DATA[f"{case}/init/{name}"].clone()
+            buffer = torch.zeros_like(value)
+            for step, lr in enumerate(lrs):
+                direction = DATA[f"{case}/grad{step}/{name}"]
+                if is_scaled(case, META["shapes"][name]):
+                    trust = options.get("trust_coefficient", TRUST)
+                    direction = adapted(direction[None], value[None], options["weight_decay"], heads=0, trust=trust)[0]
+                buffer.mul_(options.get("momentum", 0.9)).add_(direction)
+                value.sub_(lr * buffer)
+                torch.testing.assert_close(buffer, DATA[f"{case}/buf{step}/{name}"], rtol=1e-6, atol=1e-7)
+                torch.testing.assert_close(value, DATA[f"{case}/param{step}/{name}"], rtol=1e-6, atol=1e-7)
 
 
 def test_stacked_heads_are_scaled_independently():
@@ -75,21 +75,21 @@ def make_parameter(name: str) -> nn.Parameter:
     return nn.Parameter(torch.zeros(2) if name.endswith(".bias") or "norm" in name else torch.zeros(2, 2))
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_layer_decay_groups_equal_the_official_ones(model):
-    entry = RECORD[model]
-    recorded, official = entry["groups"], entry["params"]
-    depth = depth_of(official)
-    decay = max(group["lr_scale"] for group in recorded if group["lr_scale"] < 1)  # the last block's scale
-    weight_decay = max(group["weight_decay"] for group in recorded)
-    names = [name for group in recorded for name in group["params"]]
-    ours = layer_groups([(name, make_parameter(name)) for name in names], depth, decay, weight_decay)
-    assert [sorted(group["names"]) for group in ours] == [sorted(group["params"]) for group in recorded]
-    for group in ours:
-        for name in group["names"]:
-            assert layer_of(name, depth) == official[name]["layer_id"], name
-            assert group["lr_scale"] == pytest.approx(official[name]["lr_scale"], rel=1e-12)
-            assert group["weight_decay"] == official[name]["weight_decay"]
+def test_layer_decay_groups_equal_the_official_ones():
+    for model in MODELS:
+        entry = RECORD[model]
+        recorded, official = entry["groups"], entry["params"]
+        depth = depth_of(official)
+        decay = max(group["lr_scale"] for group in recorded if group["lr_scale"] < 1)  # the last block's scale
+        weight_decay = max(group["weight_decay"] for group in recorded)
+        names = [name for group in recorded for name in group["params"]]
+        ours = layer_groups([(name, make_parameter(name)) for name in names], depth, decay, weight_decay)
+        assert [sorted(group["names"]) for group in ours] == [sorted(group["params"]) for group in recorded]
+        for group in ours:
+            for name in group["names"]:
+                assert layer_of(name, depth) == official[name]["layer_id"], name
+                assert group["lr_scale"] == pytest.approx(official[name]["lr_scale"], rel=1e-12)
+                assert group["weight_decay"] == official[name]["weight_decay"]
 
 
 def test_relative_tables_are_decayed_and_registers_are_not():

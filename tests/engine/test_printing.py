@@ -1,13 +1,10 @@
 """Unprintable characters are escaped, and the text of a cell is inert in Markdown and in spreadsheets."""
 
-import pytest
-
 from engine.printing import in_csv, in_markdown, printable, say
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_unprintable_characters_are_escaped_once():
+    for text, expected in [
         ("plain text, 100 %", "plain text, 100 %"),
         ("\u00e9 \u65e5\u672c", "\u00e9 \u65e5\u672c"),
         ("\x1b[31m", "\\x1b[31m"),
@@ -17,10 +14,8 @@ from engine.printing import in_csv, in_markdown, printable, say
         ("\u2028", "\\u2028"),  # a line break for str.splitlines
         (b"\xff.jpg".decode(errors="surrogateescape"), "\\udcff.jpg"),
         ("C:\\x1b", "C:\\x1b"),
-    ],
-)
-def test_unprintable_characters_are_escaped_once(text, expected):
-    assert printable(text) == expected == printable(expected)
+    ]:
+        assert printable(text) == expected == printable(expected)
 
 
 def test_say_prints_each_argument_as_one_line(capsys):

@@ -66,10 +66,10 @@ def test_float32_updates_equal_the_cpus(name, on_gpu):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize("name", METHODS)
-def test_half_precision_updates_are_as_accurate_as_the_cpus(name, precision, on_gpu):
-    check_update(name, precision, on_gpu)
+def test_half_precision_updates_are_as_accurate_as_the_cpus(name, on_gpu):
+    for precision in DTYPES:
+        check_update(name, precision, on_gpu)
 
 
 @pytest.mark.slow

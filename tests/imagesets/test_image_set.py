@@ -135,9 +135,8 @@ def test_limited_beyond_the_set_is_the_set_and_zero_is_an_error():
         image_set.limited(0)
 
 
-@pytest.mark.parametrize(
-    ("url", "advice"),
-    [
+def test_a_wrong_url_is_refused_with_advice():
+    for url, advice in [
         ("/data/pets", "write folder:/data/pets"),
         ("data/pets:2", "write folder:data/pets:2"),
         ("pets", "write folder:pets"),
@@ -149,10 +148,8 @@ def test_limited_beyond_the_set_is_the_set_and_zero_is_an_error():
         ("folder:", "no path after the colon"),
         ("digits:/data", "write digits:"),
         ("tiny:x", "write tiny:"),
-    ],
-)
-def test_a_wrong_url_is_refused_with_advice(url, advice):
-    assert advice in refusal(open_set, url, "train")
+    ]:
+        assert advice in refusal(open_set, url, "train")
 
 
 def test_an_unknown_split_is_an_error():

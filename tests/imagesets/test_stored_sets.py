@@ -228,14 +228,8 @@ def test_labels_that_do_not_fit_classes_txt_are_refused(folder, tmp_path):
     ("ending", "label"),
     [
         ("cls", b"400000000000"),  # as many names of classes would fill the memory
-        ("cls", b"9" * 30),
-        ("cls", b"1e400"),
         ("cls", b"1.9"),
         ("json", b'{"label": 1.9}'),
-        ("json", b'{"label": 1.0}'),
-        ("json", b'{"label": 1e400}'),
-        ("json", b'{"label": true}'),
-        ("json", b'{"label": ' + b"9" * 30 + b"}"),
         ("json", b"[" * 4000),
     ],
 )

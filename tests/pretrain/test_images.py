@@ -295,7 +295,7 @@ def test_an_error_in_a_loader_is_raised_unchanged(error):
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "CMYK", "P", "1", "I;16"])
-@pytest.mark.parametrize("size", [(1, 1), (5, 3), (1, 400), (400, 1), (100, 60)])
+@pytest.mark.parametrize("size", [(1, 1), (1, 400)])
 def test_images_of_any_mode_and_size_are_loaded(mode, size, tmp_path):
     images = save_images(tmp_path, Image.new(mode, size))
     (part,) = load_micro_batches(parts_of(images, range(1), batch_plan(1, 1, 1, None, 0)), 0, "cpu", skip_bad=False)

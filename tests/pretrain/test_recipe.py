@@ -38,11 +38,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("part", "name", "value", "rule"), REFUSED)
-def test_values_out_of_range_are_refused(part, name, value, rule):
-    message = refusal(replace, part, **{name.rpartition(".")[2]: value})
-    assert f"{name}={value}" in message or f"{name}={value!r}" in message
-    assert rule in message
+def test_values_out_of_range_are_refused():
+    for part, name, value, rule in REFUSED:
+        message = refusal(replace, part, **{name.rpartition(".")[2]: value})
+        assert f"{name}={value}" in message or f"{name}={value!r}" in message
+        assert rule in message
 
 
 @pytest.mark.parametrize("method", [mae, dino, simmim], ids=["WarmupCosine", "TableCosine", "Multistep"])
@@ -83,11 +83,11 @@ OF_TABLES = [
 ]
 
 
-@pytest.mark.parametrize(("method", "name", "size", "epochs", "peak"), OF_TABLES)
-def test_recipes_have_the_size_epochs_and_rate_of_the_papers_tables(method, name, size, epochs, peak):
-    recipe = method.RECIPES[name]
-    assert (SIZES[recipe.spec.width, recipe.spec.depth], recipe.epochs) == (size, epochs)
-    assert recipe.peak == pytest.approx(peak)
+def test_recipes_have_the_size_epochs_and_rate_of_the_papers_tables():
+    for method, name, size, epochs, peak in OF_TABLES:
+        recipe = method.RECIPES[name]
+        assert (SIZES[recipe.spec.width, recipe.spec.depth], recipe.epochs) == (size, epochs)
+        assert recipe.peak == pytest.approx(peak)
 
 
 @pytest.mark.parametrize(("method", "resize"), [(dino, "bicubic_offset"), (ibot, "bicubic_offset"), (msn, "bicubic")])

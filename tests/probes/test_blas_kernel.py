@@ -13,9 +13,8 @@ SAPPHIRE_RAPIDS = HASWELL | {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx
 KNIGHTS_LANDING = HASWELL | {"avx512f", "avx512cd", "avx512er", "avx512pf"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "kernel"),
-    [
+def test_the_best_kernel_needs_only_instructions_of_the_processor():
+    for flags, kernel in [
         (SAPPHIRE_RAPIDS, "SkylakeX"),
         (SAPPHIRE_RAPIDS - {"avx512vl"}, "Haswell"),
         (KNIGHTS_LANDING, "Haswell"),
@@ -23,10 +22,8 @@ KNIGHTS_LANDING = HASWELL | {"avx512f", "avx512cd", "avx512er", "avx512pf"}
         (HASWELL - {"fma"}, None),
         ({"sse3", "avx"}, None),
         (set(), None),
-    ],
-)
-def test_the_best_kernel_needs_only_instructions_of_the_processor(flags, kernel):
-    assert blas_kernel.best_kernel(flags) == kernel
+    ]:
+        assert blas_kernel.best_kernel(flags) == kernel
 
 
 def test_flags_are_those_of_the_first_processor(tmp_path):

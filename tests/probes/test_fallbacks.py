@@ -40,9 +40,8 @@ def data(tmp_path_factory):
     return coloured_folder(tmp_path_factory.mktemp("set"), classes=2, shuffled=True)
 
 
-@pytest.mark.parametrize(
-    ("facts", "readout", "read"),
-    [
+def test_supported_readouts_of_a_network_of_two_blocks():
+    for facts, readout, read in [
         ({}, "cls1+avg", "cls1+avg"),
         ({}, "cls2", "cls2"),
         ({}, "cls4+avg", "cls2+avg"),
@@ -55,11 +54,9 @@ def data(tmp_path_factory):
         (HEADLESS | {"class_attention": 2}, "cls4", "cls1"),
         (HEADLESS | {"class_attention": 2}, "cls4+avg", "cls1+avg"),
         (HEADLESS | {"class_attention": 2}, "avg2", "avg2"),
-    ],
-)
-def test_supported_readouts_of_a_network_of_two_blocks(facts, readout, read):
-    spec = replace(export_of_size(16).spec, pool="avg", **facts)
-    assert supported_readout(readout, spec) == read
+    ]:
+        spec = replace(export_of_size(16).spec, pool="avg", **facts)
+        assert supported_readout(readout, spec) == read
 
 
 def test_supported_readouts_of_a_network_with_one_output_vector(tmp_path, monkeypatch):

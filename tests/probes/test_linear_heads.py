@@ -118,49 +118,51 @@ def recorded_cases():
             yield name
 
 
-@pytest.mark.parametrize("case", recorded_cases())
-@pytest.mark.parametrize("parameter", META["shapes"])
-def test_reference_steps_equal_the_recorded_ones(case, parameter):
-    recorded = META["cases"][case]
-    options = {name: value for name, value in recorded["kwargs"].items() if name not in ("weight_decay", "nesterov")}
-    head = Head(readout="wide", lr=1.0, weight_decay=recorded["kwargs"]["weight_decay"])
-    value = nn.Parameter(DATA[f"{case}/init/{parameter}"].clone())
-    buffer = torch.zeros_like(value)
-    for step, lr in enumerate(recorded["lrs"]):
-        value.grad = DATA[f"{case}/grad{step}/{parameter}"]
-        with torch.no_grad():
-            REFERENCES[recorded["class"]]([value], [buffer], head, lr, **options)
-        torch.testing.assert_close(value.detach(), DATA[f"{case}/param{step}/{parameter}"], rtol=1e-6, atol=1e-7)
+def test_reference_steps_equal_the_recorded_ones():
+    for parameter in META["shapes"]:
+        for case in recorded_cases():
+            recorded = META["cases"][case]
+            options = {
+                name: value for name, value in recorded["kwargs"].items() if name not in ("weight_decay", "nesterov")
+            }
+            head = Head(readout="wide", lr=1.0, weight_decay=recorded["kwargs"]["weight_decay"])
+            value = nn.Parameter(DATA[f"{case}/init/{parameter}"].clone())
+            buffer = torch.zeros_like(value)
+            for step, lr in enumerate(recorded["lrs"]):
+                value.grad = DATA[f"{case}/grad{step}/{parameter}"]
+                with torch.no_grad():
+                    REFERENCES[recorded["class"]]([value], [buffer], head, lr, **options)
+                torch.testing.assert_close(
+                    value.detach(), DATA[f"{case}/param{step}/{parameter}"], rtol=1e-6, atol=1e-7
+                )
 
 
 # AdamW divides a gradient by its size, so that rounding noise in float32 causes whole steps.
-@pytest.mark.parametrize(
-    ("name", "dtype"), [(name, dtype) for name in RECIPES for dtype in TOLERANCE if (name, dtype) != NOISY]
-)
 @pytest.mark.parametrize("classes", [7, 70])
-def test_heads_trained_together_equal_heads_trained_alone(name, classes, dtype):
-    recipe, step_alone = RECIPES[name]
-    features, labels = problem(classes, dtype)
-    heads = Heads(GRID, WIDTHS, classes, recipe, batch=64, seed=3, dtype=dtype)
-    modules = [module_of(heads, index, dtype) for index in range(len(GRID))]
-    buffers = [[torch.zeros_like(p) for p in module.parameters()] for module in modules]
-    for step in range(STEPS):
-        losses = heads.step(features, labels, factor(step))
+def test_heads_trained_together_equal_heads_trained_alone(classes):
+    for name, dtype in [(name, dtype) for name in RECIPES for dtype in TOLERANCE if (name, dtype) != NOISY]:
+        recipe, step_alone = RECIPES[name]
+        features, labels = problem(classes, dtype)
+        heads = Heads(GRID, WIDTHS, classes, recipe, batch=64, seed=3, dtype=dtype)
+        modules = [module_of(heads, index, dtype) for index in range(len(GRID))]
+        buffers = [[torch.zeros_like(p) for p in module.parameters()] for module in modules]
+        for step in range(STEPS):
+            losses = heads.step(features, labels, factor(step))
+            for index, (head, module) in enumerate(zip(GRID, modules, strict=True)):
+                loss = F.cross_entropy(module(features[head.readout]), labels)
+                torch.testing.assert_close(losses[index], loss.detach(), rtol=10 * TOLERANCE[dtype], atol=1e-6)
+                module.zero_grad()
+                loss.backward()
+                with torch.no_grad():
+                    step_alone(list(module.parameters()), buffers[index], head, head.lr * factor(step))
+        logits = heads.logits(features)
         for index, (head, module) in enumerate(zip(GRID, modules, strict=True)):
-            loss = F.cross_entropy(module(features[head.readout]), labels)
-            torch.testing.assert_close(losses[index], loss.detach(), rtol=10 * TOLERANCE[dtype], atol=1e-6)
-            module.zero_grad()
-            loss.backward()
-            with torch.no_grad():
-                step_alone(list(module.parameters()), buffers[index], head, head.lr * factor(step))
-    logits = heads.logits(features)
-    for index, (head, module) in enumerate(zip(GRID, modules, strict=True)):
-        expected = module.eval()(features[head.readout]).detach()
-        scale = float(expected.abs().max())
-        assert float((logits[:, index] - expected).abs().max()) / scale < 10 * TOLERANCE[dtype], head
-        weight = list(module.parameters())[-2].detach().T
-        ours = heads.copy_head(index).groups[0].parameters["weight"]
-        assert float((ours - weight).norm() / weight.norm()) < TOLERANCE[dtype], head
+            expected = module.eval()(features[head.readout]).detach()
+            scale = float(expected.abs().max())
+            assert float((logits[:, index] - expected).abs().max()) / scale < 10 * TOLERANCE[dtype], head
+            weight = list(module.parameters())[-2].detach().T
+            ours = heads.copy_head(index).groups[0].parameters["weight"]
+            assert float((ours - weight).norm() / weight.norm()) < TOLERANCE[dtype], head
 
 
 def test_hits_agree_with_the_logits():

@@ -19,22 +19,19 @@ IMAGENET, TENTH = 1_281_167, 128_116  # training images; SimCLR's 10 %
 SPACE = workspace(Path("unused"), "digits:", batch_size=None)
 
 
-@pytest.mark.parametrize(
-    ("name", "lr", "mixed"),
-    [
+def test_peak_rates_and_mixed_groups_of_fine_tuning():
+    """Values derived from the settings, whose digests are in tests/golden/protocols.json."""
+    for name, lr, mixed in [
         ("mae", 2e-3, 32),
         ("mae_H", 4e-3, 16),
         ("lut", 1e-3, 32),
         ("deit", 1e-3, 256),
         ("simmim", 5e-3, 128),
         ("ibot_transfer", 1.125e-5, 96),
-    ],
-)
-def test_peak_rates_and_mixed_groups_of_fine_tuning(name, lr, mixed):
-    """Values derived from the settings, whose digests are in tests/golden/protocols.json."""
-    task = FINETUNE[f"finetune@{name}"].task
-    plan, _ = task.plan(IMAGENET, SPACE)
-    assert task.peak == pytest.approx(lr) and plan.group == mixed
+    ]:
+        task = FINETUNE[f"finetune@{name}"].task
+        plan, _ = task.plan(IMAGENET, SPACE)
+        assert task.peak == pytest.approx(lr) and plan.group == mixed
 
 
 @pytest.mark.parametrize(
@@ -64,25 +61,22 @@ def test_semi_supervised_training(protocol, rates, head, tokens):
     assert decays["head.weight"] == decays["entry.0.weight"] == 0.05 and decays["norm.weight"] == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "steps"),
-    [
-        ("linear_lars@mae", 78),
-        ("linear_lars@extrema", 313),
-        ("linear@dino", 1252),
-        ("linear_sgd@ibot", 1252),
-        ("linear_sgd@moca", 1251),
-        ("linear@msn", 156),
-    ],
-)
-@pytest.mark.parametrize("ending", ["", "_cached"])
-def test_steps_of_an_epoch_of_imagenet(name, steps, ending):
+def test_steps_of_an_epoch_of_imagenet():
     """The number of batches of the source's loader; MAE, MOCA and MSN drop an incomplete one."""
-    task = LINEAR[name + ending].task
-    assert (
-        EpochPlan(images=IMAGENET, requested_batch=task.batch, drop_last=task.drop_last, seed=0).steps_per_epoch
-        == steps
-    )
+    for ending in ["", "_cached"]:
+        for name, steps in [
+            ("linear_lars@mae", 78),
+            ("linear_lars@extrema", 313),
+            ("linear@dino", 1252),
+            ("linear_sgd@ibot", 1252),
+            ("linear_sgd@moca", 1251),
+            ("linear@msn", 156),
+        ]:
+            task = LINEAR[name + ending].task
+            assert (
+                EpochPlan(images=IMAGENET, requested_batch=task.batch, drop_last=task.drop_last, seed=0).steps_per_epoch
+                == steps
+            )
 
 
 def test_fine_tuning_of_mocov3_follows_deit():

@@ -168,16 +168,8 @@ def test_images_without_an_entry_in_real_are_refused(names, wrong, tmp_path):
     ("content", "place"),
     [
         ("[[0], [0.7]]", "$[1][0]"),
-        ('[[0], ["0"]]', "$[1][0]"),
-        ("[[0], [true]]", "$[1][0]"),
-        ("[[0], [[0]]]", "$[1][0]"),
-        ("[[0], [-1]]", "$[1][0]"),
         ("[[0], [12]]", "$[1]"),
-        ("[[0], [1000000000000000000000000000000]]", "$[1]"),
-        ("[[0], 1]", "$[1]"),
         ('{"0": [0]}', "array"),
-        ("null", "array"),
-        ("{x", ""),
         ("[" * 200_000, ""),
     ],
 )
@@ -197,17 +189,11 @@ PLACES, MATCHES, TITLES = (
     ("name", "content"),
     [
         (PLACES, '{"300000000": 0, "1": 1}'),  # a table of all classes up to this one would take 2.4 GB
-        (PLACES, '{"100000000000": 0}'),
-        (PLACES, '{"-5": 0}'),
         (PLACES, '{"12": 0}'),  # the head has twelve classes
         (PLACES, '{"0": 3, "1": 3}'),
         (PLACES, '{"0": 3}'),
-        (PLACES, "[1, 2]"),
-        (MATCHES, "null"),
-        (MATCHES, '{"Chair": 5}'),
         (MATCHES, '{"Other": "zero"}'),
         (TITLES, '{"chair": ["x"]}'),
-        (TITLES, '{"chair": "Chair"}'),
         (TITLES, "[" * 200_000),
         (TITLES, None),
         ("imagenet_to_label_2012_v2", None),
