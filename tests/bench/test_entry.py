@@ -19,6 +19,7 @@ def run_in(folder: Path, *words: str, path: tuple[Path, ...] = (ROOT,)) -> subpr
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_works_alone_and_under_torchrun(toy_packages, exports, tmp_path):
     (tmp_path / "bench").write_text(COMMAND)
     (tmp_path / "bench").chmod(0o755)

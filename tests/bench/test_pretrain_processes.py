@@ -45,10 +45,17 @@ def wait_for(path: Path, process: Program) -> None:
         time.sleep(0.02)
 
 
-def test_a_training_stopped_by_signals_and_resumed_equals_an_uninterrupted_one(start, tmp_path):
-    """SIGUSR1, SIGTERM and Ctrl-C in turn, each sent to the training and its loader processes."""
+@pytest.mark.parametrize(
+    "signals",
+    [
+        (signal.SIGTERM,),
+        pytest.param((signal.SIGUSR1, signal.SIGTERM, signal.SIGINT), marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_training_stopped_by_signals_and_resumed_equals_an_uninterrupted_one(signals, start, tmp_path):
+    """In turn, each sent to the training and its loader processes."""
     epochs = f"epochs={EPOCHS}"
-    for number, signal_number in enumerate((signal.SIGUSR1, signal.SIGTERM, signal.SIGINT), start=1):
+    for number, signal_number in enumerate(signals, start=1):
         (process,) = start("--resume", "--workers", "1", "--set", epochs)
         wait_for(tmp_path / "run/log.jsonl", process)
         lines = len((tmp_path / "run/log.jsonl").read_text().splitlines())

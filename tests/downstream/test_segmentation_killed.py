@@ -69,7 +69,7 @@ def learning_rates(monkeypatch):
         # Before the first evaluation is saved.
         pytest.param("EvaluationHook", "after_val_epoch", 1, 8, marks=pytest.mark.exhaustive),
         # Before the last evaluation, after the end of the training, is saved.
-        ("EvaluationHook", "after_val_epoch", 2, 16),
+        pytest.param("EvaluationHook", "after_val_epoch", 2, 16, marks=pytest.mark.exhaustive),
     ],
 )
 def test_killed_training_resumes_with_the_same_bits(
@@ -119,7 +119,8 @@ def weights_in(state: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in read_foreign(state).tensors.items() if name.startswith("state_dict.")}
 
 
-@pytest.mark.parametrize("step", [pytest.param(0, marks=pytest.mark.exhaustive), 3])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("step", [0, 3])
 def test_a_second_signal_drops_the_current_step(step, tmp_path, uninterrupted, learning_rates, capfd, monkeypatch):
     """The resumed training has the same bits, batch statistics included."""
     original = running.IterationHook.before_train_iter

@@ -25,6 +25,10 @@ from pretrain.loop.images import MicroBatch, batch_plan
 pytestmark = pytest.mark.slow
 
 METHODS = list(source_files("methods"))
+# By default a teacher, a decoder, a codebook, and labels whose images are mixed; all others in `tox -e all`.
+SAMPLE = ["mae", "dino", "moca", "supervised"]
+OTHERS = [name for name in METHODS if name not in SAMPLE]
+GROUPS = [SAMPLE, *(pytest.param(OTHERS[number::4], marks=pytest.mark.exhaustive) for number in range(4))]
 STEPS = EPOCHS * IMAGES // BATCH
 BROKEN = batch_plan(IMAGES, BATCH, 2, None, seed=0).places(step=1, rank=1, micro_batch=0)[0]  # read by the second
 
@@ -63,7 +67,7 @@ def train_all(world: World, names: Sequence[str], out: Path) -> list[tuple]:
     return [train_in_float64(world, name, out / name) for name in names]
 
 
-@pytest.mark.parametrize("names", [METHODS[number::5] for number in range(5)], ids=",".join)
+@pytest.mark.parametrize("names", GROUPS, ids=",".join)
 def test_two_processes_train_as_one(names, tmp_path):
     """Both have the same parameters, equal to those of one process to 1e-6 unless batch statistics are separate.
 
@@ -82,6 +86,7 @@ def test_two_processes_train_as_one(names, tmp_path):
             assert torch.allclose(ours[key].double(), tensor.double(), rtol=1e-6, atol=1e-9), f"{name} {key}"
 
 
+@pytest.mark.exhaustive
 def test_two_processes_train_as_one_in_windows_of_shards(tmp_path):
     settings = {"images": open_set(in_shards(tmp_path / "shards"), "train"), "shuffle_window": 6}
     first, second = together(train_in_float64, "mae", tmp_path / "two", settings)
@@ -191,6 +196,7 @@ def train_on_a_full_disk(world: World, out: Path) -> None:
     training.train()
 
 
+@pytest.mark.exhaustive
 def test_a_full_disk_ends_both_with_one_message(tmp_path):
     first, second = together(train_on_a_full_disk, tmp_path)
     assert first[0] == second[0] == "error" and first[2] == second[2] == 0
