@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "numpy", "checkpoints", "matplotlib", "rich", "jinja2"}
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_code_of_docs_python_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs/python.md").read_text()

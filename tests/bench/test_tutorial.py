@@ -13,6 +13,7 @@ BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", PAGE.read_text(), re.DOTALL
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_commands_of_the_tutorial_run(bench, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     output = ""
