@@ -7,13 +7,11 @@ Measurements are read from the results in a folder, or from the log of a trainin
 """
 
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import isnan, nan
 from pathlib import Path
-from typing import Literal
 
 from bench.names import absent_file, absent_images
 from bench.pretraining.recipes import changed_recipe
@@ -43,9 +41,6 @@ from engine.printing import did_you_mean, in_markdown, markdown_table, printable
 from engine.printing import table as text_table
 from engine.tasks import Workspace
 from pretrain.loop.records import cost_of
-
-Status = Literal["named", "set", "none"]
-STATUSES: tuple[Status, ...] = ("named", "set", "none")
 
 TODAY = "today"  # name of the plan of these weights: timm's copies where it has any, else what to look for
 WEIGHTS = {
@@ -107,18 +102,6 @@ def networks_of_today() -> list[PublishedValue]:
                 published.append(replace(value, **facts))  # type: ignore[arg-type]
         plan += [replace(value, pretraining="") for value in published]
     return plan
-
-
-def statuses(value: PublishedValue) -> tuple[Status, Status]:
-    """How a value can be measured here, and how its weights can be trained.
-
-    Each is "named" (by a named protocol or recipe), "set" (with settings changed by --set) or "none".
-    """
-    _, _, recipe_changes = trained_by(value)
-    return (
-        "none" if unmeasured(value) else "set" if value.settings else "named",
-        "none" if untrained(value) else "set" if recipe_changes else "named",
-    )
 
 
 def unmeasured(value: PublishedValue) -> str:
@@ -476,12 +459,7 @@ def differences(value: PublishedValue, measured: Measurement | None) -> tuple[st
     return text, f"{difference:+.{digits}f}", errors
 
 
-COUNTS = ("plan", "values", *("measured by: protocol", "--set", "nothing"), *("trained by: recipe", "--set", "nothing"))
-LEGEND = (
-    "measured by: a named protocol (for a cost: the log of a training), or one with settings changed by --set.",
-    "trained by: how the weights can be pretrained here, even if they are published.",
-    "published beside measured: bench reproduce PLAN; the commands: bench reproduce --plan PLAN",
-)
+COUNTS = ("plan", "values", "measured here", "of these by --set", "trained here", "of these by --set")
 
 
 def caption_of(name: str) -> str:
@@ -490,27 +468,30 @@ def caption_of(name: str) -> str:
 
 
 def listing() -> Iterator[str]:
-    """The counts of every table and of all tables."""
+    """The counts of every table and of all tables, as a text table."""
     counts = {table: count_of(values_of(table)) for table in TABLES}
-    rows = [(name, *counts[name], TABLES[name]) for name in TABLES]
-    totals = [sum(column) for column in zip(*counts.values(), strict=True)]
-    rows += [("all", *totals, ""), (TODAY, *[""] * len(totals), caption_of(TODAY))]
+    rows: list[tuple[object, ...]] = [(name, *counts[name], caption_of(name)) for name in TABLES]
+    rows.append(("all", *(sum(column) for column in zip(*counts.values(), strict=True)), ""))
+    rows.append((TODAY, *[""] * (len(COUNTS) - 1), caption_of(TODAY)))
     yield from text_table([(*COUNTS, "what"), *rows], right=range(1, len(COUNTS)))
-    yield from ("", *LEGEND)
+    yield from ("", "trained here: weights that a recipe pretrains, even if they are published")
+    yield "published beside measured: bench reproduce PLAN; the commands: bench reproduce --plan PLAN"
 
 
 def count_of(values: Sequence[PublishedValue]) -> list[int]:
-    """Number of values, and of those with each status of measuring and each status of training."""
-    counts = map(Counter, zip(*map(statuses, values), strict=True))
-    return [len(values), *(count[status] for count in counts for status in STATUSES)]
+    """Number of values, and of those that can be measured, and whose weights can be trained, in all and by --set."""
+    measured = [value for value in values if not unmeasured(value)]
+    trained = [value for value in values if not untrained(value)]
+    changed = sum(bool(value.settings) for value in measured), sum(bool(trained_by(value)[2]) for value in trained)
+    return [len(values), len(measured), changed[0], len(trained), changed[1]]
 
 
 def reasons() -> Iterator[str]:
     """Why values cannot be measured, or their weights not be trained: a line for each reason, with its tables."""
     for title, reason_of in (("not measured here", unmeasured), ("weights not trained here", untrained)):
-        tables_by_reason: dict[str, list[str]] = {}
+        tables: dict[str, list[str]] = {}
         for value in published_values():
-            if reason := reason_of(value):
-                tables_by_reason.setdefault(reason, []).append(value.table)
-        for reason, tables in tables_by_reason.items():
-            yield f"{title}: {len(tables)}, {reason} ({', '.join(dict.fromkeys(tables))})"
+            tables.setdefault(reason_of(value), []).append(value.table)
+        for reason in filter(None, tables):
+            names = ", ".join(dict.fromkeys(tables[reason]))
+            yield f"{title}: {len(tables[reason])}, {reason} ({names})"

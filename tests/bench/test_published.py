@@ -19,7 +19,7 @@ from bench.published.values import (
     values_of,
 )
 from bench.reports.leaderboard import to_terminal, with_published, write_leaderboard
-from bench.reproduce import protocol_of, statuses, trained_by, untrained
+from bench.reproduce import protocol_of, unmeasured, untrained
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result, result_path, write_result
 from bench.run.runner import branch_of
 from checkpoints.export import ViTExport
@@ -68,7 +68,7 @@ def test_each_checkpoint_name_stands_for_one_network():
 
 def test_protocols_and_settings_exist():
     for value in {(value.protocol, value.settings): value for value in MEASURED}.values():
-        assert statuses(value)[0] == ("set" if value.settings else "named"), value
+        assert unmeasured(value) == "", value
         layout = SETS[value.data].url.partition(":")[0]
         module = load_extension("layouts", layout) if layout in source_files("layouts") else None
         assert protocol_of(value).layout in (layout if module else "", *getattr(module, "SERVES", ())), value
@@ -76,7 +76,7 @@ def test_protocols_and_settings_exist():
 
 def test_methods_recipes_and_changes_exist():
     for value in {value.pretraining: value for value in VALUES if value.pretraining}.values():
-        assert statuses(value)[1] == ("set" if trained_by(value)[2] else "named"), untrained(value)
+        assert untrained(value) == "", value
 
 
 def test_importers_and_networks_exist():

@@ -24,7 +24,6 @@ from bench.reproduce import (
     measurement,
     plan_of,
     script,
-    statuses,
     unmeasured,
     untrained,
 )
@@ -46,16 +45,13 @@ def test_the_summary_counts_all_values(bench):
     code, out, _ = bench("reproduce", "--summary")
     assert code == 0
     lines = out.splitlines()[1 : len(TABLES) + 2]
-    rows = {line.split()[0]: [int(word) for word in line.split()[1:8]] for line in lines}
+    rows = {line.split()[0]: [int(word) for word in line.split()[1:6]] for line in lines}
     totals = rows.pop("all")
     assert list(rows) == list(TABLES) and totals == [sum(column) for column in zip(*rows.values(), strict=True)]
-    for table, (values, named, changed, none, *_) in rows.items():
-        assert values == named + changed + none == len(values_of(table)), table
-    value_statuses = [statuses(value) for value in published_values()]
-    assert totals[0] == len(value_statuses)
-    for number, status in enumerate(reproduce.STATUSES):
-        assert totals[1 + number] == sum(evaluation == status for evaluation, _ in value_statuses)
-        assert totals[4 + number] == sum(training == status for _, training in value_statuses)
+    assert all(rows[table][0] == len(values_of(table)) for table in TABLES)
+    assert totals[1] == sum(not unmeasured(value) for value in published_values())
+    assert totals[3] == sum(not untrained(value) for value in published_values())
+    assert 0 < totals[2] < totals[1] and 0 < totals[4] < totals[3] < totals[0]
     assert out.count("not measured here: ") == len({unmeasured(value) for value in published_values()} - {""})
 
 
@@ -64,11 +60,11 @@ def test_missing_protocols_methods_and_settings_are_named(tmp_path, monkeypatch)
     with monkeypatch.context() as without_extensions:
         without_extensions.setattr(reproduce, "protocols", dict)
         without_extensions.setattr(reproduce, "source_files", lambda kind: {})
-        assert statuses(value) == ("none", "none")
         reasons = [unmeasured(value), untrained(value)]
         assert reasons == ["there is no protocol knn@moca", "there is no method moca"]
         assert commands_of([value], setup(tmp_path)) == []
-    assert statuses(replace(value, settings="k=20", pretraining="moca vit_b_v0.9 new_words=8")) == ("set", "set")
+    changed = replace(value, settings="k=20", pretraining="moca vit_b_v0.9 new_words=8")
+    assert unmeasured(changed) == untrained(changed) == ""
     unknown_setting = replace(value, settings="kk=20", pretraining="moca vit_x")
     assert "no setting 'kk'" in unmeasured(unknown_setting) and untrained(unknown_setting) == "moca has no recipe vit_x"
 
