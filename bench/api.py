@@ -389,10 +389,10 @@ def evaluate_suite(
     """
     check(suite=suite, settings=settings, options=options)
     with commands():
+        from bench.evaluation import evaluate as run_evaluation
         from bench.options import EvaluationOptions
         from bench.results.record import read_result
         from bench.results.table import Results
-        from bench.run.runner import run_jobs
         from engine.printing import say
 
         folder, (urls, _held) = Path(out), named_data(data)
@@ -411,7 +411,7 @@ def evaluate_suite(
             limit=limit,
             rerun=rerun,
         )
-        tally = run_jobs(evaluation)
+        tally = run_evaluation(evaluation)
         if tally.errors:
             raise tally.errors[0]
         results = Results(read_result(job.path) for job in tally.jobs)

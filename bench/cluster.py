@@ -24,7 +24,7 @@ import sys
 import time
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, redirect_stderr, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from bench.options import ClusterOptions, EvaluationOptions, PretrainOptions
     from bench.results.record import Result
     from bench.run.prepare import Job
-    from checkpoints.frozen import FrozenExport
-    from engine.tasks import Workspace
 
 FOLDER, SUBMISSION = "cluster", "submission.json"  # OUT/cluster, and a file of each submission
 State = Literal["finished", "running", "waiting", "stopped", "failed"]
@@ -293,6 +291,7 @@ def evaluation_tasks(options: "EvaluationOptions", submitted: set[str]) -> list[
     submitted: result files that jobs of earlier submissions will write.
     """
     from bench.run.prepare import prepare, without_problems
+    from bench.run.sharing import groups_sharing
 
     preparation = prepare(replace(options, device="cpu"))
     say(*preparation.left_out)
@@ -316,21 +315,6 @@ def evaluation_tasks(options: "EvaluationOptions", submitted: set[str]) -> list[
     say(*(f"{count} jobs {reason}, skipped" for reason, count in left_out.items() if count))
     tasks.sort(key=lambda pair: pair[0])
     return [replace(task, number=number) for number, (_, task) in enumerate(tasks)]
-
-
-def groups_sharing(jobs: Sequence["Job"], export: "FrozenExport", space: "Workspace") -> list[list["Job"]]:
-    """The jobs of one checkpoint in groups that share features, a stream of augmented images, or a protocol."""
-    groups: list[tuple[set[Hashable], list[Job]]] = []
-    for job in jobs:
-        task, keys = job.chosen.task, set[Hashable]([job.chosen.name])
-        with suppress(Exception):  # the same error will fail the task in its own job
-            features, stream = task.features(export, space), task.stream(export, space)
-            keys.update([*features, *([(job.chosen.key, stream)] if stream else [])])
-        joined = [group for group in groups if group[0] & keys]
-        groups = [group for group in groups if not group[0] & keys]
-        members = [member for _, group_members in joined for member in group_members]
-        groups.append((keys.union(*(group_keys for group_keys, _ in joined)), [*members, job]))
-    return [sorted(members, key=jobs.index) for _, members in groups]
 
 
 def launch(options: Launched, tasks_of: Callable[[Launched, set[str]], list[Task]]) -> int:

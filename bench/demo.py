@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
+from bench.evaluation import evaluate
 from bench.options import EvaluationOptions
 from bench.pretraining.recipes import choose_recipe
 from bench.pretraining.run import make_trainer
 from bench.reports.page import report_page
-from bench.run.runner import run_jobs
 from bench.statistics.compare import compare, conclusion
 from bench.statistics.paired import holm
 from engine.distributed import World
@@ -81,7 +81,7 @@ def evaluate_demo(network: Path, out: Path, seed: int) -> int:
         seed=seed,
         limit=LIMIT,
     )
-    if run_jobs(options).failed:
+    if evaluate(options).failed:
         return 1
     comparisons = [
         comparison

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from bench.checkpoints import LoadedCheckpoint, load_checkpoint, load_export, save_export
+from bench.evaluation import evaluate
 from bench.names import with_names
 from bench.options import EvaluationOptions
 from bench.results.record import MetricRecord, Result, images_seen, number_text, read_result, short
 from bench.results.store import StoredResult
 from bench.run.prepare import workspace_of
-from bench.run.runner import run_jobs
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from bench.statistics.compare import interval_text
 from bench.statistics.intervals import LEVEL
@@ -258,7 +258,7 @@ def evaluate_variations(options: EvaluationOptions, variations: Iterable[Variati
             **_run_settings(values),
         )
         task_changes = {variation: task_changes_in(variation, protocol) for variation in run_variations}
-        tally = run_jobs(run_options, show=False, variations=tuple(dict.fromkeys(task_changes.values())))
+        tally = evaluate(run_options, show=False, variations=tuple(dict.fromkeys(task_changes.values())))
         problems += tally.failed
         settings = {
             variation: settings_of(changed_protocol(run_options, changes).task)

@@ -5,7 +5,7 @@ A task is a frozen, keyword-only dataclass of its settings with `run(export, spa
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -146,6 +146,33 @@ class Outcome:
         return {name: metric.value for name, metric in self.metrics.items()}
 
 
+# (tasks, export, space) -> (index, outcome or error) of each task, as soon as it ends. An error that is raised, not
+# yielded, applies to all tasks that have not ended.
+Together = Callable[[Sequence[Any], Any, Workspace], Iterator[tuple[int, Outcome | Exception]]]
+Features = Mapping[str, tuple[Any, ...]]  # transform name -> kinds of frozen features
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What a task shares with others of a run on the same images."""
+
+    features: Features = field(default_factory=dict)  # that it reads: one pass over the images extracts those of all
+    # Evaluates all tasks that name this function, side by side; None: the task runs alone.
+    together: Together | None = None
+    # Name of what such a task computes throughout training, such as features of augmented images. Tasks of different
+    # streams still share earlier steps, such as decoding images.
+    stream: str = ""
+
+
+def all_features(features: Iterable[Features]) -> dict[str, tuple[Any, ...]]:
+    """The features of several tasks, each kind once."""
+    kinds_by_transform: dict[str, tuple[Any, ...]] = {}
+    for of_task in features:
+        for transform, kinds in of_task.items():
+            kinds_by_transform[transform] = tuple(dict.fromkeys([*kinds_by_transform.get(transform, ()), *kinds]))
+    return kinds_by_transform
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task(Validated):
     """Base of every task: a frozen, keyword-only dataclass of settings that can evaluate one export.
@@ -163,29 +190,9 @@ class Task(Validated):
         """Evaluate an export. ValueError for what a user can cause."""
         raise NotImplementedError(f"task {type(self).__name__} does not define run()")
 
-    def stream(self, export: Any, space: Workspace) -> str:
-        """Name of a computation that goes on throughout training and that tasks of this kind can share, such as
-        features of augmented images; "" for none.
-
-        `together` runs all tasks that have a stream, even different ones, because these still share earlier steps, such
-        as decoding images.
-        """
-        return ""
-
-    @classmethod
-    def together(
-        cls, tasks: Sequence[Self], export: Any, space: Workspace
-    ) -> Iterator[tuple[int, Outcome | Exception]]:
-        """Evaluate tasks that have a stream, or a single task; yields (index, outcome or error) as soon as one ends.
-
-        An error that is raised, not yielded, applies to all tasks that have not ended.
-        """
-        for index, task in enumerate(tasks):
-            yield index, task.run(export, space)
-
-    def features(self, export: Any, space: Workspace) -> Mapping[str, tuple[Any, ...]]:
-        """Transform name -> kinds of frozen features that `run` will read; tasks share one pass over the images."""
-        return {}
+    def shares(self, export: Any, space: Workspace) -> Shared:
+        """What `run` computes that other tasks of the run on the same images can use."""
+        return Shared()
 
     def takes(self, images: Any) -> bool:
         """Whether the task can evaluate on an image set; by default not on sets with several labels per image."""

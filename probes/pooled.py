@@ -8,7 +8,7 @@ from typing import Literal
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.settings import Fraction
-from engine.tasks import Outcome, Task, Workspace
+from engine.tasks import Outcome, Shared, Task, Workspace
 from probes.features.extract import transform_of
 from probes.features.fallbacks import record_fallback, with_supported_pool
 from probes.features.kinds import FeatureKind
@@ -34,8 +34,9 @@ class PooledTask(Task):
     def check_network(self, spec: FrozenSpec) -> None:
         with_supported_pool(self, spec).kind.check(spec, type(self).__module__.rpartition(".")[2])
 
-    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {transform_of(export, space, self).name: with_supported_pool(self, export.spec).kinds(export.spec)}
+    def shares(self, export: FrozenExport, space: Workspace) -> Shared:
+        kinds = with_supported_pool(self, export.spec).kinds(export.spec)
+        return Shared(features={transform_of(export, space, self).name: kinds})
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)

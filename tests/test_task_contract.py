@@ -13,7 +13,7 @@ from own_networks import write_networks
 from PIL import Image
 
 from bench.index import write_index
-from bench.run.runner import checked
+from bench.run.outcomes import checked
 from bench.run.suites import catalogue
 from bench.sensitivity import RUN_SETTINGS
 from bench.settings import changed, meanings, read_changes, setting_text

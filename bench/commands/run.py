@@ -36,6 +36,6 @@ def run(options: Options) -> int:
         from bench.run.forecast import dry_run
 
         return dry_run(options)
-    from bench.run.runner import run_jobs
+    from bench.evaluation import evaluate
 
-    return 1 if run_jobs(options).failed else 0
+    return 1 if evaluate(options).failed else 0

@@ -23,6 +23,7 @@ from bench.published.values import SETS
 from bench.results.record import DataUsed, read_result
 from bench.run.calibration import LIMIT, Machine, keep_rates, kept_rates, measured, measurements
 from bench.run.prepare import Job, Preparation, checkpoint_title, prepare
+from bench.run.sharing import shared_by
 from bench.run.suites import ChosenProtocol
 from bench.settings import setting_text
 from checkpoints.frozen import FrozenExport
@@ -30,7 +31,7 @@ from engine.distributed import start_world
 from engine.errors import in_one_line
 from engine.machine import cores
 from engine.printing import say, table
-from engine.tasks import Task, Workspace
+from engine.tasks import Shared, Workspace
 from engine.work import Part, Scale, Work
 
 STEPS = ((86400, "d"), (3600, "h"), (60, "min"))
@@ -132,7 +133,8 @@ def count_jobs(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> I
         )
         try:
             work = job.chosen.task.cost(scale)
-            keys = [shared_key(job.chosen.task, part, export, job.workspace(space)) for part in work.parts]
+            shared = shared_by(job, export, space)
+            keys = [shared_key(shared, part, job.data.url) for part in work.parts]
         except Exception as error:  # mostly settings that do not fit; a plugin may raise anything
             if job.state != "done":
                 yield Forecast(job=job, problem=in_one_line(error))
@@ -165,14 +167,14 @@ def remaining_work(work: Work, keys: Sequence[Hashable], done: dict[Hashable, fl
     return replace(work, parts=tuple(parts))
 
 
-def shared_key(task: Task, part: Part, export: FrozenExport, space: Workspace) -> Hashable:
+def shared_key(shared: Shared, part: Part, url: str) -> Hashable:
     """A key of a part's work, equal in all jobs that can share it; None if no job can.
 
-    Features are shared if `Task.features` names their transform, augmented images if `Task.stream` names their stream.
+    shared: what the task shares; nothing if it reads its images itself. url: of the images.
     """
-    source = {"features": ",".join(task.features(export, space)), "crops": task.stream(export, space)}
+    source = {"features": ",".join(shared.features), "crops": shared.stream}
     of = source.get(part.kind, part.of) if part.of else ""
-    return (part.kind, part.of, space.data, of) if of else None
+    return (part.kind, part.of, url, of) if of else None
 
 
 def forecast_from_results(forecast: Forecast, export: FrozenExport, space: Workspace) -> Forecast:

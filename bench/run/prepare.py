@@ -1,6 +1,6 @@
 """Preparation of a run: protocols, images, checkpoints and jobs, which of these are done, what is left out and why."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -63,18 +63,6 @@ class Job:
     def workspace(self, space: Workspace) -> Workspace:
         """The workspace of the run with the job's image set and limit."""
         return replace(space, data=self.data.url, limit=self.limit)
-
-
-def group_of(job: Job, export: FrozenExport, space: Workspace) -> Hashable:
-    """A key of a job to run, equal for jobs that train together on the augmented images of one set.
-
-    A job that failed before runs only with failed jobs of the same stream, because it might stop all others.
-    """
-    stream = job.chosen.task.stream(export, space)
-    together = job.chosen.task.together  # the same function for all tasks that can train together
-    function = together.__module__, together.__qualname__
-    failed_stream = stream if job.state == "failed before" else ""
-    return (job.data.url, function, failed_stream, job.state) if stream else job.path
 
 
 @dataclass(frozen=True, kw_only=True)

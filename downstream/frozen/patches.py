@@ -43,7 +43,7 @@ from engine.machine import run_on_core_threads
 from engine.neighbours import Prepare, search, search_bytes
 from engine.progress import Progress
 from engine.rows import Rows, release_pages, row_slices
-from engine.tasks import Outcome, Workspace
+from engine.tasks import Outcome, Shared, Workspace
 from engine.training.loading import read_ahead
 from engine.work import Part, Scale, Work
 from imagesets.sets import cache_folder
@@ -262,8 +262,8 @@ class SquareTask(FrozenTask):
         """Areas (N, K', 3) and weights (R, N) of the images -> metric -> (R,) percent."""
         return {name: values for name, values in weighted_scores([areas], weights).items() if name != "mAcc"}
 
-    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[Any, ...]]:
-        return {self.transform_name(export.spec): (LAYER,)}
+    def shares(self, export: FrozenExport, space: Workspace) -> Shared:
+        return Shared(features={self.transform_name(export.spec): (LAYER,)})
 
     def patch_count(self, spec: FrozenSpec) -> int:
         """Patches of an image."""

@@ -33,7 +33,7 @@ from downstream.frozen.task import (
     round_up_to_patch,
 )
 from engine.settings import PositiveFloat, PositiveInt, ProperFraction
-from engine.tasks import Metric, Outcome, Protocol, Workspace, smoke_protocol
+from engine.tasks import Metric, Outcome, Protocol, Shared, Workspace, smoke_protocol
 from engine.work import Scale, Work
 
 # L = h x w patches in raster order, D width; boxes are x1, y1, x2, y2 in pixels.
@@ -137,28 +137,12 @@ class Discovery(FrozenTask):
         side = round_up_to_patch(round(math.prod(sides) ** 0.5), scale.spec)
         return evaluation_work(scale, side, 2.0 * scale.spec.width * pairs, similarities)
 
-    def stream(self, export: FrozenExport, space: Workspace) -> str:
-        return "keys"
+    def shares(self, export: FrozenExport, space: Workspace) -> Shared:
+        return Shared(together=discover_together, stream="keys")
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        ((_, outcome),) = self.together([self], export, space)
-        assert isinstance(outcome, Outcome)
+        ((_, outcome),) = discover_together([self], export, space)
         return outcome
-
-    @classmethod
-    def together(
-        cls, tasks: Sequence["Discovery"], export: FrozenExport, space: Workspace
-    ) -> Iterator[tuple[int, Outcome | Exception]]:
-        _, val = tasks[0].load_scenes(export, space)
-        scenes, backbone = val.scenes, backbone_of(export, space)
-        boxes = map_across_processes(
-            val.indices,
-            lambda index: discover_boxes(tasks, backbone, scenes, index),
-            space,
-            f"discovering objects of {scenes.url}",
-        )
-        for number in range(len(tasks)):
-            yield number, corloc_outcome(val, {index: of_tasks[number] for index, of_tasks in boxes.items()})
 
     def find_box(self, keys: Tensor, patch: int, size: tuple[int, int]) -> np.ndarray:
         """The box (4,) of the object in an image of `size` (height, width) from the keys (h, w, D) of its patches."""
@@ -171,6 +155,22 @@ class Discovery(FrozenTask):
         else:
             seed, foreground, _ = tokencut_seed(flat, self.tau, self.eps)
         return bounding_box(connected_component(foreground.reshape(grid), seed), patch, size)
+
+
+def discover_together(
+    tasks: Sequence[Discovery], export: FrozenExport, space: Workspace
+) -> Iterator[tuple[int, Outcome]]:
+    """The index and the outcome of each task; every image goes through the network once for all of them."""
+    _, val = tasks[0].load_scenes(export, space)
+    scenes, backbone = val.scenes, backbone_of(export, space)
+    boxes = map_across_processes(
+        val.indices,
+        lambda index: discover_boxes(tasks, backbone, scenes, index),
+        space,
+        f"discovering objects of {scenes.url}",
+    )
+    for number in range(len(tasks)):
+        yield number, corloc_outcome(val, {index: of_tasks[number] for index, of_tasks in boxes.items()})
 
 
 def discover_boxes(tasks: Sequence[Discovery], backbone: Backbone, scenes: SceneSet, index: int) -> list[np.ndarray]:

@@ -1,8 +1,8 @@
 """How does a probe get from an export and an image set to the accuracies of a sweep of heads?
 
 `SweepTask` holds the settings. A `Probe` is such a task on one export and image set: it extracts the features of images
-that select a head or are reported, trains the `Sweep`, and makes its outcome. `SweepTask.together` runs several probes
-side by side.
+that select a head or are reported, trains the `Sweep`, and makes its outcome. `train_together` runs several probes side
+by side.
 """
 
 import re
@@ -32,7 +32,7 @@ from engine.settings import (
     TwoOrMore,
     check_less,
 )
-from engine.tasks import ADDED, Outcome, SelectOn, Task, Workspace, settings_of
+from engine.tasks import ADDED, Features, Outcome, SelectOn, Shared, Task, Workspace, all_features, settings_of
 from engine.training.schedules import Schedule, TrainProgress
 from imagesets.random_crops import CropRule
 from imagesets.sets import ImageSet, cache_folder
@@ -151,54 +151,54 @@ class SweepTask(Task):
         """Hook for subclasses: the outcome with further evaluations, after the training."""
         return outcome
 
-    def stream(self, export: FrozenExport, space: Workspace) -> str:
-        return self.augmentation.name if self.augment else ""
+    def shares(self, export: FrozenExport, space: Workspace) -> Shared:
+        return Shared(together=train_together, stream=self.augmentation.name)
 
     def selecting(self, select: SelectOn) -> Self:
         return replace(self, select=select)
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        ((_, outcome),) = self.together([self], export, space)
+        ((_, outcome),) = train_together([self], export, space)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    @classmethod
-    def together(
-        cls, tasks: Sequence["SweepTask"], export: FrozenExport, space: Workspace
-    ) -> Iterator[tuple[int, Outcome | Exception]]:
-        space = replace(space, wanted=kinds_to_extract(tasks, export, space))
-        probes: dict[Path, list[tuple[int, Probe]]] = {}  # folder of a training -> the tasks that need it
-        for number, task in enumerate(tasks):
-            try:
-                probe = task.probe(export, space)
-            except Exception as error:  # of this task alone
-                yield number, error
-            else:
-                probes.setdefault(probe.folder, []).append((number, probe))
-        # Each training once, together with those that shuffle images in the same way.
-        trainings = sorted((same[0][1] for same in probes.values()), key=lambda probe: probe.task.shuffle_window)
-        for _, side_by_side in groupby(trainings, lambda probe: probe.task.shuffle_window):
-            for sweep in concurrent_sweeps(list(side_by_side)).run():
-                for count, (number, probe) in enumerate(probes[sweep.folder]):
-                    if sweep.error:
-                        yield number, sweep.error
-                    else:
-                        outcome = probe.outcome(sweep, bears_cost=count == 0)
-                        yield number, tasks[number].with_further_evaluations(outcome, probe, sweep)
 
-
-def kinds_to_extract(
+def train_together(
     tasks: Sequence[SweepTask], export: FrozenExport, space: Workspace
-) -> dict[str, tuple[FeatureKind, ...]]:
-    """Transform -> the feature kinds to extract in one pass, for these tasks and others of the run."""
-    kinds_by_transform = dict(space.wanted)
-    for task in tasks if len(tasks) > 1 else ():
+) -> Iterator[tuple[int, Outcome | Exception]]:
+    """Train the heads of all tasks on one stream of augmented images; or those of a single task, on any features.
+
+    Yields the index of each task with its outcome or error, as soon as its training ends.
+    """
+    if len(tasks) > 1:  # extract in one pass what these tasks, and others of the run, read without augmentation
+        space = replace(space, wanted=all_features([space.wanted, *_plain_features(tasks, export, space)]))
+    probes: dict[Path, list[tuple[int, Probe]]] = {}  # folder of a training -> the tasks that need it
+    for number, task in enumerate(tasks):
+        try:
+            probe = task.probe(export, space)
+        except Exception as error:  # of this task alone
+            yield number, error
+        else:
+            probes.setdefault(probe.folder, []).append((number, probe))
+    # Each training once, together with those that shuffle images in the same way.
+    trainings = sorted((same[0][1] for same in probes.values()), key=lambda probe: probe.task.shuffle_window)
+    for _, side_by_side in groupby(trainings, lambda probe: probe.task.shuffle_window):
+        for sweep in concurrent_sweeps(list(side_by_side)).run():
+            for count, (number, probe) in enumerate(probes[sweep.folder]):
+                if sweep.error:
+                    yield number, sweep.error
+                else:
+                    outcome = probe.outcome(sweep, bears_cost=count == 0)
+                    yield number, tasks[number].with_further_evaluations(outcome, probe, sweep)
+
+
+def _plain_features(tasks: Sequence[SweepTask], export: FrozenExport, space: Workspace) -> Iterator[Features]:
+    """The features of images without augmentation that each task reads."""
+    for task in tasks:
         with suppress(ValueError):  # a task that cannot evaluate the network fails on its own
-            transform = transform_of(export, space, task).name
             kinds = task.with_supported_readouts(export.spec)[0].kinds
-            kinds_by_transform[transform] = tuple(dict.fromkeys([*kinds_by_transform.get(transform, ()), *kinds]))
-    return kinds_by_transform
+            yield {transform_of(export, space, task).name: kinds}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.settings import OneOrMoreDifferent
-from engine.tasks import ADDED, Outcome, Protocol, Workspace, as_reported
+from engine.tasks import ADDED, Outcome, Protocol, Shared, Workspace, as_reported
 from engine.training.schedules import Pace, PacedCosine, Schedule
 from engine.work import Part, Scale, Work
 from probes.features.extract import feature_pass, feature_work, transform_of
@@ -106,7 +106,7 @@ class Linear(HeadSettings, SweepTask):
 
     def probe(self, export: FrozenExport, space: Workspace) -> Probe:
         if self.layers == "all":  # extract the features of all blocks in the pass for the last one
-            space = replace(space, wanted={**self.features(export, space), **space.wanted})
+            space = replace(space, wanted={**self.shares(export, space).features, **space.wanted})
         return super().probe(export, space)
 
     def with_further_evaluations(self, outcome: Outcome, probe: Probe, sweep: Sweep) -> Outcome:
@@ -116,10 +116,10 @@ class Linear(HeadSettings, SweepTask):
             by_block[Readout.parse(readout).block] = task.run(probe.export, probe.space)
         return with_blocks(outcome, by_block)
 
-    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
+    def shares(self, export: FrozenExport, space: Workspace) -> Shared:
         if self.augment:
-            return {}
-        return {transform_of(export, space, self).name: self.with_all_blocks(export.spec).kinds}
+            return super().shares(export, space)
+        return Shared(features={transform_of(export, space, self).name: self.with_all_blocks(export.spec).kinds})
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         task, (plan, held_out) = self.with_all_blocks(spec), self.epoch_plan(images["train"])

@@ -17,12 +17,12 @@ import numpy as np
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.neighbours import unit_rows
 from engine.settings import Fraction, OneOrMoreDifferent, PositiveInt
-from engine.tasks import Metric, Outcome, Protocol, Workspace
+from engine.tasks import Metric, Outcome, Protocol, Shared, Workspace
 from engine.work import Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import FeatureSet, extract, feature_work, transform_of
-from probes.features.kinds import FeatureKind, feature_bytes
+from probes.features.kinds import feature_bytes
 from probes.mosaics import Mosaics, candidate_boxes, centre_tiles, tile_numbers, tile_overlaps
 from probes.pooled import PooledTask
 from probes.scores import accuracy, cost, spread_out
@@ -62,8 +62,8 @@ class Locality(PooledTask):
         """K, the number of candidate boxes in a mosaic."""
         return len(self.scales) * self.locations
 
-    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {}  # it reads only a few training images
+    def shares(self, export: FrozenExport, space: Workspace) -> Shared:
+        return Shared()  # it reads only a few training images
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         mosaics, queries = -(-images["val"] // self.tiles), min(images.values())

@@ -20,14 +20,14 @@ from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.neighbours import unit_rows
 from engine.settings import Fraction, PositiveInt
-from engine.tasks import Outcome, Protocol, Workspace
+from engine.tasks import Outcome, Protocol, Shared, Workspace
 from engine.work import Part, Scale, Work
 from imagesets.schemes.revisited import ground_truth
 from imagesets.selection import evenly_spaced
 from imagesets.sets import ImageSet, open_set, parse_url
 from imagesets.transforms import image_to_tensor
 from probes.features.extract import extract, feature_work, transform_of
-from probes.features.kinds import FeatureKind, feature_bytes
+from probes.features.kinds import feature_bytes
 from probes.pooled import PooledTask
 from probes.retrieved import KAPPAS, SCALES, describe_images, level_scores, multiscale
 from probes.scores import cost, mean_metric
@@ -46,8 +46,8 @@ class Retrieval(PooledTask):
     scales: Literal["one", "three"] = "one"  # of images of revisited sets; three: also scaled by 0.7 and 0.5
     crop: Fraction = 0.875  # for labelled sets: images are resized to the network's image size / crop
 
-    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {} if parse_url(space.data)[0] == "revisited" else super().features(export, space)
+    def shares(self, export: FrozenExport, space: Workspace) -> Shared:
+        return Shared() if parse_url(space.data)[0] == "revisited" else super().shares(export, space)
 
     def reads(self, space: Workspace) -> dict[str, Path]:
         scheme, place = parse_url(space.data)

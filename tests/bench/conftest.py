@@ -10,7 +10,7 @@ from small_exports import make_export
 from toy_packages import TOYS, install
 
 from bench.results.record import DataUsed, ProtocolUsed
-from bench.run.runner import arrays_of, metric_records
+from bench.run.outcomes import arrays_of, metric_records
 from engine.tasks import Metric, Outcome
 
 

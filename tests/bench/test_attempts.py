@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.run.runner import grouped, run_together
-from engine.tasks import Metric, Outcome, Task
+from bench.run.sharing import grouped, run_together
+from engine.tasks import Metric, Outcome, Shared, Task, Workspace
 from engine.training.interruptions import Stopped
 
-EXPORT, SPACE = object(), None
+EXPORT, SPACE = object(), Workspace(cache=Path("."), data="")
 OUTCOME = Outcome(metrics={"top1": Metric(value=1.0)})
 CLOCK = [0.0]  # seconds; the last is the current time
 
@@ -22,39 +22,48 @@ class Streamed(Task):
     name: str = "a1"
     steps: int = 1
 
-    def stream(self, export, space):
-        return self.name[0] if self.name[0] != "-" else ""
-
-    @classmethod
-    def together(cls, tasks, export, space):
-        for step in range(1, max(task.steps for task in tasks) + 1):
-            CLOCK.append(CLOCK[-1] + 6.0)
-            for index, task in enumerate(tasks):
-                if task.name == "breaks" and step == 2:
-                    raise RuntimeError("all that are left")
-                if task.steps == step and task.name.endswith("stops"):
-                    raise Stopped.after(1, 2, "toys", Path("."))
-                if task.steps == step:
-                    outcomes = {"fails": ValueError("alone"), "empty": Outcome(metrics={})}
-                    yield index, outcomes.get(task.name.partition("-")[2], OUTCOME)
+    def shares(self, export, space):
+        return Shared(together=together, stream=self.name[0]) if self.name[0] != "-" else Shared()
 
 
 class OtherStreamed(Streamed):
     """Another task, whose streams have the same names."""
 
-    @classmethod
-    def together(cls, tasks, export, space):
-        yield from super().together(tasks, export, space)
+    def shares(self, export, space):
+        return Shared(together=other_together, stream=self.name[0])
+
+
+def other_together(tasks, export, space):
+    yield from together(tasks, export, space)
+
+
+def together(tasks, export, space):
+    for step in range(1, max(task.steps for task in tasks) + 1):
+        CLOCK.append(CLOCK[-1] + 6.0)
+        for index, task in enumerate(tasks):
+            if task.name == "breaks" and step == 2:
+                raise RuntimeError("all that are left")
+            if task.steps == step and task.name.endswith("stops"):
+                raise Stopped.after(1, 2, "toys", Path("."))
+            if task.steps == step:
+                outcomes = {"fails": ValueError("alone"), "empty": Outcome(metrics={})}
+                yield index, outcomes.get(task.name.partition("-")[2], OUTCOME)
 
 
 def job(name, steps=1, state="new", url="digits:", key="toy"):
     kind = Streamed if key == "toy" else OtherStreamed
     chosen = SimpleNamespace(task=kind(name=name, steps=steps), key=key)
-    return SimpleNamespace(chosen=chosen, path=Path(f"{name}-{url}{key}"), state=state, data=SimpleNamespace(url=url))
+    return SimpleNamespace(
+        chosen=chosen,
+        path=Path(f"{name}-{url}{key}"),
+        state=state,
+        data=SimpleNamespace(url=url),
+        workspace=lambda space: space,
+    )
 
 
 def names(groups):
-    return [[job.chosen.task.name for job in group] for group in groups]
+    return [[job.chosen.task.name for job in group] for group, _ in groups]
 
 
 def test_jobs_of_one_stream_task_image_set_and_state_are_one_group():

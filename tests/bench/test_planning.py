@@ -44,7 +44,7 @@ def shared_parts(export, space: Workspace, tasks, scale: Scale = SCALE) -> list[
     remaining = []
     for task in tasks:
         work = task.cost(scale)
-        keys = [shared_key(task, part, export, space) for part in work.parts]
+        keys = [shared_key(task.shares(export, space), part, space.data) for part in work.parts]
         remaining.append(parts_of(remaining_work(work, keys, done)))
     return remaining
 

@@ -35,7 +35,7 @@ def convert(branch):
     tensors = branch.take_trunk()
     return Conversion(spec=plain_vit(branch, tensors), tensors=tensors)
 '''
-FEATURES = """def features(self, export, space):
+FEATURES = """def shares(self, export, space):
         raise LookupError("no features")
 
     def run"""

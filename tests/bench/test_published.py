@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from made_results import made_leaderboard, made_metrics, made_result
 
+from bench.evaluation import branch_of
 from bench.published import values
 from bench.published.values import (
     LOG,
@@ -21,7 +22,6 @@ from bench.published.values import (
 from bench.reports.leaderboard import to_terminal, with_published, write_leaderboard
 from bench.reproduce import protocol_of, unmeasured, untrained
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result, result_path, write_result
-from bench.run.runner import branch_of
 from checkpoints.export import ViTExport
 from downstream.metrics.scores import AP_THRESHOLDS, scores
 from downstream.tasks.depth_linear import METRICS as DEPTH_METRICS
@@ -193,8 +193,8 @@ def test_a_run_reports_a_number_that_is_not_as_published(bench, exports, tmp_pat
         ({}, ""),
     ],
 )
-def test_a_branch_is_named_unless_it_is_the_first_of_its_importer(exports, facts, branch):
-    assert branch_of(replace(ViTExport.load(exports[0]), facts=facts)) == branch
+def test_a_branch_is_named_unless_it_is_the_first_of_its_importer(facts, branch):
+    assert branch_of(facts) == branch
 
 
 def test_published_rows_are_shown_beside_measured_ones_and_are_never_best():

@@ -20,7 +20,7 @@ from bench.cli import parsed
 from bench.record import SUMS, check_record, derived_files, number_differences, rerun_script
 from bench.reports.card import CardSubject, Publication, without_folders
 from bench.results.record import DataUsed, ProtocolUsed, Result, read_result
-from bench.run.runner import arrays_of, metric_records
+from bench.run.outcomes import arrays_of, metric_records
 from bench.run.suites import catalogue
 from checkpoints.export import ViTExport
 from downstream.metrics.scores import weighted_scores

@@ -10,7 +10,7 @@ import pytest
 from toy_packages import install
 
 from bench.results.record import decimals, number_text, read_arrays, result_files
-from bench.run.runner import checked
+from bench.run.outcomes import checked
 from checkpoints.export import ViTExport
 from engine.tasks import Metric, Outcome
 

@@ -23,6 +23,7 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.tasks import Outcome, Workspace
+from probes.linear.probe import train_together
 from probes.tasks.linear import PAPERS, Linear
 
 SPEC = ViTSpec(
@@ -75,7 +76,7 @@ def timed(tasks: Sequence[Linear], export: ViTExport, images: int) -> tuple[floa
     with tempfile.TemporaryDirectory() as folder:
         space = Workspace(cache=Path(folder), data="digits:", limit=images)
         started = time.perf_counter()
-        outcomes = [outcome for _, outcome in Linear.together(tasks, export, space)]
+        outcomes = [outcome for _, outcome in train_together(tasks, export, space)]
         seconds = time.perf_counter() - started
     finished = [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
     assert len(finished) == len(tasks), outcomes

@@ -12,7 +12,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.resolve import load
 from downstream.data.scenes import open_scenes, tiny_folder
 from downstream.frozen.task import backbone_of
-from downstream.tasks.discovery import PROTOCOLS
+from downstream.tasks.discovery import PROTOCOLS, discover_together
 from engine.tasks import Outcome
 
 LOST = PROTOCOLS["discovery@smoke"].task
@@ -44,7 +44,7 @@ def test_methods_share_the_pass_over_the_images(tmp_path, monkeypatch):
     alone = [run_task(tmp_path, task=task, limit=6) for task in (LOST, TOKENCUT)]
     calls, keys = [], Backbone.keys
     monkeypatch.setattr(Backbone, "keys", lambda self, images: calls.append(1) or keys(self, images))
-    together = dict(type(LOST).together([LOST, TOKENCUT], export_of(), workspace(tmp_path, "tiny-trainval:", limit=6)))
+    together = dict(discover_together([LOST, TOKENCUT], export_of(), workspace(tmp_path, "tiny-trainval:", limit=6)))
     assert len(calls) == 6
     for place, result in together.items():
         assert dict(result.metrics) == dict(alone[place].metrics) and result.facts == alone[place].facts

@@ -143,7 +143,7 @@ def test_interrupted_extraction_resumes_and_is_shared(tmp_path, monkeypatch):
     capi = run_task("capi", tmp_path, **settings)
     assert capi.cost["forwards"] == 16 - 4
     assert run_task("logistic", tmp_path, **settings).cost["forwards"] == 0
-    assert LOGISTIC.features(export_of(), workspace(tmp_path, "tiny-voc:")) == CAPI.features(export_of(), None)
+    assert LOGISTIC.shares(export_of(), workspace(tmp_path, "tiny-voc:")) == CAPI.shares(export_of(), None)
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -25,6 +25,7 @@ from engine.training import interruptions
 from engine.training.interruptions import Stopped
 from probes.linear import sweep
 from probes.linear.heads import Heads
+from probes.linear.probe import train_together
 from probes.linear.sweep import Sweep
 from probes.tasks.linear import PROTOCOLS, Linear
 
@@ -47,7 +48,7 @@ def run_probes(folder: Path, protocols: str) -> dict[str, Outcome]:
     tasks = tasks_of(protocols)
     with start_world("cpu") as world:
         space = workspace(folder, "digits:", limit=200, world=world)
-        outcomes = dict(Linear.together(list(tasks.values()), export_of_size(16), space))
+        outcomes = dict(train_together(list(tasks.values()), export_of_size(16), space))
     assert not any(isinstance(outcome, Exception) for outcome in outcomes.values()), outcomes
     return {name: outcomes[index] for index, name in enumerate(tasks)}
 

@@ -15,9 +15,10 @@ from engine.tasks import Workspace
 from engine.training.interruptions import Stopped, StopRequest
 from engine.training.schedules import TrainProgress
 from imagesets.sets import open_set
+from probes.linear.probe import train_together
 from probes.linear.sweep import ConcurrentSweeps
 from probes.linear.train_transform import TrainTransform
-from probes.tasks.attentive import PROTOCOLS, Attentive
+from probes.tasks.attentive import PROTOCOLS
 from probes.tasks.linear import Linear
 
 TASK = replace(PROTOCOLS["attentive@smoke"].task, epochs=3, lrs=(0.01, 0.03))
@@ -30,10 +31,10 @@ def assert_same_outcome(outcome, expected):
 
 def test_training_beside_a_linear_probe_changes_no_bit_and_shares_the_stream(tmp_path):
     linear = Linear(epochs=3, batch=32)
-    assert linear.stream(None, None) == TASK.stream(None, None)
+    assert linear.shares(None, None) == TASK.shares(None, None)
     alone = TASK.run(varied_export(), Workspace(cache=tmp_path / "alone", data="tiny:"))
     space = Workspace(cache=tmp_path / "together", data="tiny:")
-    together = dict(Attentive.together([linear, TASK], varied_export(), space))
+    together = dict(train_together([linear, TASK], varied_export(), space))
     assert_same_outcome(alone, together[1])
     forwards = [outcome.cost["augmented_forwards"] for outcome in together.values()]
     assert sum(forwards) == 3 * alone.facts["training_images"] == alone.cost["augmented_forwards"]

@@ -8,7 +8,7 @@ import pytest
 from sklearn.metrics import balanced_accuracy_score
 from toy_exports import one_block_export
 
-from bench.run.runner import checked, metric_records
+from bench.run.outcomes import checked, metric_records
 from bench.statistics.paired import compare_resamples
 from checkpoints.export import ViTExport
 from engine import tasks

@@ -18,8 +18,9 @@ from engine.training import interruptions
 from engine.training.states import load_state, newest_intact
 from probes.linear import sweep
 from probes.linear.heads import Head, Heads, HeadSettings
+from probes.linear.probe import train_together
 from probes.linear.sweep import divide_heads
-from probes.tasks.linear import PROTOCOLS, Linear
+from probes.tasks.linear import PROTOCOLS
 
 PROGRAM = Path(__file__).with_name("linear_program.py")
 # LARS with batch norm, a sweep that also trains on held-out images, and MSN's head: batches of 120, 96 and 152.
@@ -122,7 +123,7 @@ def test_a_probe_that_fails_does_not_stop_the_others(tmp_path):
     good = tasks_of(NAMES[0])[NAMES[0]]
     bad = replace(good, lrs=(1e38,), weight_decays=(1e3,), optimizer="sgd", entry="plain", warmup_epochs=0)
     space = workspace(tmp_path, "digits:", limit=100)
-    outcomes = dict(Linear.together([bad, good, good], export_of_size(16), space))
+    outcomes = dict(train_together([bad, good, good], export_of_size(16), space))
     assert isinstance(outcomes[0], ValueError) and "the loss is not finite" in str(outcomes[0])
     assert outcomes[1].numbers == outcomes[2].numbers
     forwards = [outcomes[index].cost["augmented_forwards"] for index in (1, 2)]

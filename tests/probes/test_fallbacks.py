@@ -89,9 +89,9 @@ def test_without_a_class_token_the_mean_patch_is_read_with_a_warning(headless, d
 @pytest.mark.parametrize("task", [KNN, LOWSHOT, LINEAR])
 def test_fallback_features_are_requested_for_the_shared_pass(headless, data, tmp_path, task):
     space = workspace(tmp_path, data)
-    (kinds,) = task.features(headless, space).values()
+    (kinds,) = task.shares(headless, space).features.values()
     assert {kind.pool for kind in kinds} == {"avg"}
-    assert task.features(headless, space).keys() == {transform_of(headless, space, task).name}
+    assert task.shares(headless, space).features.keys() == {transform_of(headless, space, task).name}
 
 
 @pytest.mark.parametrize("task", [KNN, LOWSHOT, LINEAR])
@@ -99,7 +99,7 @@ def test_a_network_that_has_the_readout_needs_no_fallback(data, tmp_path, task):
     export = export_of_size(16)
     outcome = task.run(export, workspace(tmp_path, data))
     assert "read_instead" not in outcome.facts
-    (kinds,) = task.features(export, workspace(tmp_path, data)).values()
+    (kinds,) = task.shares(export, workspace(tmp_path, data)).features.values()
     assert FeatureKind("cls", -1, getattr(task, "norm", True)) in kinds
 
 

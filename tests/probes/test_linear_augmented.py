@@ -26,6 +26,7 @@ from imagesets.stored import shards_of
 from probes.features.kinds import kinds_of
 from probes.linear import stream
 from probes.linear.batches import EpochPlan
+from probes.linear.probe import train_together
 from probes.linear.stream import Chunk, ChunkGatherer, FeatureStream
 from probes.linear.train_transform import Augmentation, TrainTransform
 from probes.splits import held_out
@@ -119,7 +120,7 @@ def test_tasks_with_different_windows_train_together_as_alone(export, tmp_path):
             in_shards(tmp_path / name, shards, images, split)
     space = workspace(tmp_path, f"wds:{tmp_path / 'one'}")
     tasks = [replace(SMALL, shuffle_window=window, batch=20, epochs=2) for window in (0, 2, 3)]
-    together = dict(SMALL.together(tasks, export, space))
+    together = dict(train_together(tasks, export, space))
     alone = {number: task.run(export, workspace(tmp_path / "alone", space.data)) for number, task in enumerate(tasks)}
     losses = [outcome.metrics["nll"].value for outcome in alone.values()]
     assert len({round(loss, 6) for loss in losses}) == 3

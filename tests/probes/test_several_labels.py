@@ -14,8 +14,8 @@ from toy_exports import one_block_export
 
 from bench.checkpoints import LoadedCheckpoint
 from bench.results.record import CheckpointUsed, DataUsed
+from bench.run.outcomes import checked, metric_records
 from bench.run.prepare import plan_jobs, refused_sets
-from bench.run.runner import checked, metric_records
 from bench.run.suites import catalogue, choose_protocols
 from checkpoints.export import ViTExport
 from engine import tasks
