@@ -33,7 +33,7 @@ from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import COST, is_export
 from checkpoints.runs import EXPORT, RUN, is_run
 from downstream.metrics.scores import weighted_ap, weighted_scores
-from engine.errors import in_one_line
+from engine.errors import command, command_line, in_one_line
 from engine.files import (
     folder_atomic,
     read_json,
@@ -95,8 +95,8 @@ def copied_files(out: Path, publication: Publication) -> Iterator[tuple[str, byt
         try:
             checkpoint = read_result(path).checkpoint
         except ValueError as error:
-            advice = f"bench results rm --out {out} --status unreadable moves unreadable files away"
-            raise ValueError(f"{error}; {advice}") from error
+            advice = command_line("results", "rm", out=out, status="unreadable")
+            raise ValueError(f"{error}; {advice} moves unreadable files away") from error
         used[checkpoint.key] = checkpoint
         for file in (path, path.with_suffix(".npz"), path.with_suffix(".log")):
             if file.exists():
@@ -269,6 +269,7 @@ HEADER = """#!/usr/bin/env bash
 # First say where your checkpoints and images are: between the quotes, or by variables of the environment, as in
 # `CHECKPOINT_1=dino:/data/a.pth bash commands.sh`. `bench inspect X` shows the digest of a checkpoint.
 #"""
+VARIABLE = "\0"  # begins the name of a shell variable in the words of a command
 PUBLIC = ("timm", "hf-hub", "pixels")  # schemes of checkpoints that everyone can load
 
 
@@ -289,8 +290,8 @@ def rerun_script(results: Iterable[Result], subjects: Mapping[Key, CardSubject])
         if comment not in variables:
             variables[comment] = name = f"{kind}_{sum(name.startswith(kind) for name in variables.values()) + 1}"
             default = shlex.quote(printable(reference)) if is_public else "''"
-            lines.extend([printable(without_folders(comment)), f"{name}=${{{name}:-{default}}}"])
-        return f'"${variables[comment]}"'
+            lines.extend([_public(comment), f"{name}=${{{name}:-{default}}}"])
+        return variables[comment]
 
     for result in results:
         used, data, subject = result.checkpoint, result.data, subjects[result.checkpoint.key]
@@ -299,24 +300,34 @@ def rerun_script(results: Iterable[Result], subjects: Mapping[Key, CardSubject])
         checkpoint = variable("CHECKPOINT", _checkpoint_text(subject), reference, is_public)
         # A URL that ends with its scheme is generated, or part of a library.
         images = variable("IMAGES", f"images {data.name}: {', '.join(digests)}", data.url, data.url.endswith(":"))
-        words = ["--seed", str(result.seed)]
-        words += ["--limit", str(result.limit)] if result.limit is not None else []
-        words += ["--precision", result.precision] if result.precision != "float32" else []
-        words += ["--decode", result.decode] if result.decode != "exact" else []
-        words += ["--skip-bad"] if result.skip_bad else []
         changes = [f"{result.protocol.name}.{name}={setting_text(v)}" for name, v in result.protocol.changes.items()]
-        words += ["--set", *changes] if changes else []
-        command = f"bench run --checkpoint {checkpoint} --name {_quoted(used.name)}"
-        command += f" --data {_quoted(data.name)}={images} {_quoted(*words)}"
-        protocols.setdefault(command, {})[result.protocol.name] = None
+        words = command(
+            "run",
+            checkpoint=VARIABLE + checkpoint,
+            name=_public(used.name),
+            data=f"{_public(data.name)}={VARIABLE}{images}",
+            seed=result.seed,
+            limit=result.limit,
+            precision=result.precision if result.precision != "float32" else None,
+            decode=result.decode if result.decode != "exact" else None,
+            skip_bad=result.skip_bad,
+            set=[_public(change) for change in changes],
+        )
+        protocols.setdefault(" ".join(map(_quoted, words)), {})[_public(result.protocol.name)] = None
     lines += [f': "${{{name}:?say at the top of commands.sh where it is}}"' for name in variables.values()] + ["set -e"]
-    for command, names in protocols.items():
-        lines.append(f"{command} --suite {_quoted(','.join(names))} --out results")
+    for start, names in protocols.items():
+        lines.append(f"{start} --suite {_quoted(','.join(names))} --out results")
     return "\n".join([HEADER, *lines]) + "\n"
 
 
-def _quoted(*words: str) -> str:
-    return shlex.join(printable(without_folders(word)) for word in words)
+def _public(text: str) -> str:
+    return printable(without_folders(text))
+
+
+def _quoted(word: str) -> str:
+    """A word for a shell, whose end may be a variable."""
+    text, _, variable = word.partition(VARIABLE)
+    return shlex.quote(text) if not variable else f'{shlex.quote(text) if text else ""}"${variable}"'
 
 
 def _checkpoint_text(subject: CardSubject) -> str:

@@ -35,7 +35,7 @@ from checkpoints.export import is_export
 from checkpoints.frozen import SCHEME
 from checkpoints.import_options import TIMM_SCHEMES
 from checkpoints.runs import EXPORT, identity_in, is_run
-from engine.errors import command, in_one_line
+from engine.errors import command, command_line, in_one_line
 from engine.extensions import load_extension, source_files, warn_of
 from engine.printing import did_you_mean, in_markdown, markdown_table, printable
 from engine.printing import table as text_table
@@ -324,7 +324,7 @@ def script(name: str, plan: Sequence[PublishedValue], setup: Setup, suite: str |
     data = [f"{data}={url}" for data, url in setup.data.items()]
     checkpoints = [f"{weights}={reference}" for weights, reference in setup.checkpoints.items()]
     yield from HEADER.format(name=name, caption=caption_of(name)).split("\n")
-    yield shlex.join(command("reproduce", name, check=True, suite=suite, data=data, checkpoints=checkpoints, out=out))
+    yield command_line("reproduce", name, check=True, suite=suite, data=data, checkpoints=checkpoints, out=out)
     runs: dict[tuple[str, ...], list[PublishedValue]] = {}
     for value in plan:
         weights = (run_name(value), value.network, value.pretraining, value.importer)
@@ -345,10 +345,10 @@ def script(name: str, plan: Sequence[PublishedValue], setup: Setup, suite: str |
                 yield line
                 written.add(line)
     yield ""
-    compare = command("reproduce", name, suite=suite, out=out)
-    yield f"{shlex.join(compare)} | tee {shlex.quote(f'{out}-published.md')}"
+    compare = command_line("reproduce", name, suite=suite, out=out)
+    yield f"{compare} | tee {shlex.quote(f'{out}-published.md')}"
     if any(" run " in line for line in written):
-        yield shlex.join(command("record", out, to=f"{out}-record"))
+        yield command_line("record", out, to=f"{out}-record")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,5 @@
 """Collect results, logs and commands of a board in a folder to publish, or check that such a record is consistent."""
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +36,7 @@ def run(options: Options) -> int:
     from bench.record import check_record, write_record
     from bench.reports.card import publication_from
     from bench.results.record import check_folder
+    from engine.errors import command_line
     from engine.printing import counted, say
 
     if options.check and not (options.out or options.to):
@@ -56,5 +56,5 @@ def run(options: Options) -> int:
         options.licence,
     )
     write_record(options.out, options.to, publication)
-    say(f"written: {options.to}; check it by: bench record --check {shlex.quote(str(options.to))}")
+    say(f"written: {options.to}; check it by: {command_line('record', check=options.to)}")
     return 0

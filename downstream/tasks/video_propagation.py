@@ -40,7 +40,6 @@ from engine.work import Scale, Work
 # N objects, T frames, V videos, H x W pixels, h x w patches, D width.
 
 FRAME_SIZE = (480, 854)  # height and width of DAVIS's frames, as plans assume
-OBJECTS_PER_VIDEO = 2  # as plans assume: DAVIS 2017 has 61 in its 30 validation videos
 STATISTICS = [f"{score}_{statistic}" for score in "JF" for statistic in ("mean", "recall", "decay")]
 MEAN, STD = (0.485, 0.456, 0.406), (0.228, 0.224, 0.225)  # eval_video_segmentation.py; 0.228 is a slip for 0.229
 LONG_SIDE_MULTIPLE = 64  # the longer side is rounded down to a multiple of it
