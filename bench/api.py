@@ -460,14 +460,14 @@ def leaderboard(out: str | Path = OUT, *, published: bool = False, formats: Sequ
     """
     with commands():
         from bench.reports.leaderboard import FORMATS, write_leaderboard
-        from bench.reports.page import overview_frame
+        from bench.reports.page import tables_page
         from bench.results.record import check_folder
         from engine.printing import did_you_mean
 
         if unknown := [name for name in formats if name not in FORMATS]:
             raise ValueError(f"no format {unknown[0]!r}{did_you_mean(unknown[0], list(FORMATS))}")
         check_folder(Path(out))
-        return replace(write_leaderboard(Path(out), published, formats), drawn_by=overview_frame)
+        return write_leaderboard(Path(out), published, formats, tables_page)
 
 
 def report(

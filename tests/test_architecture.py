@@ -95,10 +95,9 @@ BOUNDED = "a few kilobytes inside another file; RecursionError is caught"
 READS = {  # FILE FUNCTION CALL -> why it may read without them
     "bench/about.py _docstring extension.path.read_text": PACKAGE,
     "bench/index.py write_index FILE.read_bytes": PACKAGE,
-    "bench/reports/leaderboard.py to_html read_text": PACKAGE,
     "bench/reports/leaderboard.py _repr_markdown_ read_text": OWN,
     "bench/published/values.py published_values open": PACKAGE,
-    "bench/reports/page.py rendered read_text": PACKAGE,
+    "bench/reports/page.py page_of read_text": PACKAGE,
     "bench/reports/saved_pictures.py record_in msgspec.json.decode": BOUNDED,
     "bench/results/record.py read_arrays np.load": OPENED,
     "bench/run/calibration.py free_memory read_text": KERNEL,

@@ -11,7 +11,7 @@ EPILOG = """formats:
   csv      leaderboard.csv: a row for each checkpoint; always written
   markdown leaderboard.md: tables with intervals; always written
   latex    leaderboard.tex: booktabs tables, mean and deviation over seeds, the best and its ties bold
-  html     leaderboard.html: plain tables without scripts (for reading, see bench report)
+  html     leaderboard.html: the page of bench report without figures and pictures
   parquet  results.parquet: every number with settings, data and versions, for DuckDB or pandas
 
 examples:
@@ -33,13 +33,14 @@ class Options(CommandOptions):
 def run(options: Options) -> int:
     """0, even if a result file is damaged: it is reported, and the board is made of the others."""
     from bench.reports.leaderboard import read_leaderboard, to_terminal, write_leaderboard
+    from bench.reports.page import tables_page
     from bench.results.record import check_folder
     from engine.printing import say
 
     check_folder(options.out)
     write_error: OSError | None = None
     try:
-        leaderboard = write_leaderboard(options.out, options.published, options.format)
+        leaderboard = write_leaderboard(options.out, options.published, options.format, tables_page)
     except OSError as error:  # a read-only folder or a full disk: the tables can still be printed
         leaderboard, write_error = read_leaderboard(options.out, options.published), error
     say(*to_terminal(leaderboard, width=shutil.get_terminal_size().columns).split("\n"))

@@ -1,4 +1,4 @@
-"""Write static pages of records for any web host: an overview, a page for each checkpoint and each protocol."""
+"""Write the page of one or several records for any web host: tables, figures, checkpoints and their commands."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ EPILOG = """examples:
   bench site records/mine --out public
   bench site records/*/ --title "Our ViTs" --out public
 
-Each record is checked first (bench record --check). The pages make no network requests, and also open from disk.
+Each record is checked first (bench record --check). The page makes no network requests, and also opens from disk.
 """
 
 
@@ -18,17 +18,16 @@ class Options(CommandOptions):
     """Options of `bench site`."""
 
     records: Positional[tuple[Path, ...]]  # RECORD: folder that `bench record` wrote
-    out: Path  # DIR: the site; an older one is replaced
-    title: str = "How good are these checkpoints?"  # title of the overview
+    out: Path  # DIR: where index.html is written; an older one is replaced
+    title: str = "How good are these checkpoints?"  # title of the page
 
 
 def run(options: Options) -> int:
-    """0: the site is written."""
+    """0: the page is written."""
     from bench.site import write_site
     from engine.optional import require
     from engine.printing import say
 
     require("matplotlib")
-    pages = write_site(options.records, options.out, options.title)
-    say(f"written: {pages} pages in {options.out}; open {options.out / 'index.html'}, or publish the folder")
+    say(f"written: {write_site(options.records, options.out, options.title)}")
     return 0

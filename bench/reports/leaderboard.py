@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ from bench.results.store import StoredResult, comparable_results, stamps
 from bench.results.table import rows_of, to_pandas, to_parquet
 from bench.statistics.significance import Column, Key, PairedTestCache, paired_tests, ties_with_best
 from engine.files import write_atomic
-from engine.printing import counted, html_template, in_csv, in_markdown, markdown_table, printable, table, text_of
+from engine.printing import counted, in_csv, in_markdown, markdown_table, printable, table, text_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -83,7 +84,7 @@ class Leaderboard:
     results: Sequence[StoredResult] = ()  # behind the numbers
     folder: Path = Path()  # of the result files
     files: Mapping[str, Path] = field(default_factory=dict)  # format -> file that was written
-    drawn_by: "Callable[[Leaderboard], str] | None" = None  # renders the HTML for notebooks
+    drawn_by: "Callable[[Leaderboard], str] | None" = None  # renders its HTML
 
     @cached_property
     def measured(self) -> dict[Column, dict[Key, Cell]]:
@@ -152,8 +153,17 @@ class Leaderboard:
     def __str__(self) -> str:
         return to_terminal(self, WIDTH)
 
+    @property
+    def html(self) -> str:
+        """The page with its tables."""
+        return self.drawn_by(self) if self.drawn_by else ""
+
     def _repr_html_(self) -> str | None:
-        return self.drawn_by(self) if self.drawn_by else None
+        """The page in an iframe, so that its style does not affect the notebook."""
+        if not self.drawn_by:
+            return None
+        size = f'width="100%" height="{540 + 36 * len(self.rows)}"'
+        return f'<iframe title="Leaderboard" {size} srcdoc="{escape(self.html)}"></iframe>'
 
     def _repr_markdown_(self) -> str:
         return self.files["markdown"].read_text(encoding="utf-8")
@@ -543,27 +553,6 @@ def _markdown_cell(cell: Cell, bold: bool) -> str:
     return f"**{text}**" if bold else text
 
 
-def to_html(leaderboard: Leaderboard) -> str:
-    """The leaderboard as one page."""
-    from markupsafe import Markup
-
-    def cell_in(cell: Cell, bold: bool) -> str:
-        text = printable(cell_text(cell))
-        return Markup("<strong>{}</strong>").format(text) if bold else text
-
-    costs = cost_rows(leaderboard)
-    sections = [
-        ("Checkpoints", fact_rows(leaderboard), ()),
-        *([("Cost of pretraining", costs, ())] if costs else []),
-        *(
-            (group, group_rows(leaderboard, group, printable, cell_in), leaderboard.caveats[group])
-            for group in leaderboard.groups
-        ),
-    ]
-    template = html_template((Path(__file__).parent / "leaderboard.html").read_text(encoding="utf-8"))
-    return template.render(sections=sections, troubles=troubles(leaderboard))
-
-
 FACTS = ("name", "method", "architecture", "parameters", "digest")
 COSTS = (*COST_UNITS, "devices")  # fields of checkpoint.training_cost; columns only if known for some checkpoint
 
@@ -613,16 +602,21 @@ TEXT_FORMATS: dict[str, tuple[str, Callable[[Leaderboard], str]]] = {
     "csv": ("leaderboard.csv", to_csv),
     "markdown": ("leaderboard.md", to_markdown),
     "latex": ("leaderboard.tex", to_latex),
-    "html": ("leaderboard.html", to_html),
 }
 FORMATS: dict[str, tuple[str, Callable[[Leaderboard], str | bytes]]] = {
     **TEXT_FORMATS,
+    "html": ("leaderboard.html", lambda leaderboard: leaderboard.html),
     "parquet": ("results.parquet", lambda leaderboard: to_parquet(leaderboard.records)),
 }
 ALWAYS = ("csv", "markdown")
 
 
-def write_leaderboard(out: Path, published: bool = False, formats: Iterable[str] = ()) -> Leaderboard:
+def write_leaderboard(
+    out: Path,
+    published: bool = False,
+    formats: Iterable[str] = (),
+    drawn_by: Callable[[Leaderboard], str] | None = None,
+) -> Leaderboard:
     """Rebuild leaderboard.csv, leaderboard.md and the files of other `formats`; return the leaderboard.
 
     Only result files that changed are read, and only pairs of changed results are tested again; the rest comes from
@@ -634,10 +628,11 @@ def write_leaderboard(out: Path, published: bool = False, formats: Iterable[str]
         published: whether leaderboard.md, .tex and .html get rows with published numbers of the same protocols;
             leaderboard.csv and results.parquet hold only measured numbers.
         formats: further keys of FORMATS to write.
+        drawn_by: renders the HTML of a leaderboard, for its format and for notebooks.
     """
     while True:
         before = stamps(out)
-        leaderboard = read_leaderboard(out, published)
+        leaderboard = replace(read_leaderboard(out, published), drawn_by=drawn_by)
         files = {key: out / FORMATS[key][0] for key in (*ALWAYS, *formats)}
         for key, path in files.items():
             write_atomic(path, FORMATS[key][1](leaderboard))

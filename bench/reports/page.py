@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from bench.reports.contents import ReportContents, read_contents
+from bench.reports.contents import ReportContents, common_notes, evidence, headline, read_contents, verdict
 from bench.reports.details import details_by_table
 from bench.reports.drawing import svg_of
 from bench.reports.figures import (
@@ -19,7 +19,6 @@ from bench.reports.figures import (
 )
 from bench.reports.leaderboard import Leaderboard, read_leaderboard
 from bench.reports.saved_pictures import report_pictures
-from bench.reports.sentences import common_notes, evidence, headline, verdict
 from bench.reports.training_logs import TrainingLog, training_logs
 from bench.results.record import end_text, time_unit
 from bench.statistics.significance import LETTERS
@@ -60,9 +59,13 @@ def capitalized(text: str) -> str:
 
 def page_of(
     report: ReportContents,
-    figures: Mapping[str, str],
-    details: Mapping[str, Mapping[str, Any]],
+    figures: Mapping[str, str] | None = None,
+    details: Mapping[str, Mapping[str, Any]] | None = None,
     pictures: Mapping[str, Any] | None = None,
+    *,
+    title: str = "How good are these checkpoints?",
+    texts: Mapping[str, Mapping[str, str]] | None = None,
+    records: Sequence[str] = (),
 ) -> str:
     """The HTML of a report.
 
@@ -71,46 +74,39 @@ def page_of(
         figures: heading -> SVG (`figures_of`).
         details: anchor of a table -> what is shown below it (`details_by_table`).
         pictures: those of `bench visualize` (`report_pictures`).
-    """
-    return rendered(
-        "page.html",
-        report=report,
-        results=_printable_results(report),
-        details_by_table=details,
-        figures=figures,
-        notes={capitalized(name): note for name, note in NOTES.items()},
-        pictures=pictures or {"shown": (), "left_out": (), "commands": ()},
-        links={},
-    )
-
-
-def overview_frame(leaderboard: Leaderboard) -> str:
-    """The overview for a notebook: a page in an iframe, so that its style does not affect the notebook."""
-    from html import escape
-
-    report = read_contents(leaderboard, leaderboard.folder.parent)
-    page = rendered("notebook.html", report=report, results=_printable_results(report))
-    height = 540 + 36 * len(report.overview)
-    return f'<iframe title="Leaderboard" width="100%" height="{height}" srcdoc="{escape(page)}"></iframe>'
-
-
-def _printable_results(report: ReportContents) -> dict[str, list]:
-    return packed([{name: printable(value) for name, value in result.items()} for result in report.results])
-
-
-def rendered(template: str, **values: Any) -> str:
-    """Render a template of this folder. The page's content security policy allows no style or script but its own.
-
-    `svg` in a template marks figures as safe: matplotlib escapes their texts.
+        title: of the page.
+        texts: checkpoint -> heading -> text that is shown with its facts.
+        records: names of the records that a site was made from.
     """
     from markupsafe import Markup
 
+    # The page's content security policy allows no style or script but its own. `svg` marks figures as safe: matplotlib
+    # escapes their texts.
     script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
-    policy = {"style_hash": policy_hash(style), "script_hash": policy_hash(script)}
-    page = html_template((HERE / template).read_text(encoding="utf-8"), HERE)
     functions = (common_notes, end_text, evidence, headline, letter_ranges, time_unit, verdict)
-    functions_by_name = {function.__name__: function for function in functions}
-    return page.render(style=Markup(style), script=Markup(script), svg=Markup, **functions_by_name, **policy, **values)
+    results = [{name: printable(value) for name, value in result.items()} for result in report.results]
+    return html_template((HERE / "page.html").read_text(encoding="utf-8"), HERE).render(
+        **{function.__name__: function for function in functions},
+        svg=Markup,
+        style=Markup(style),
+        script=Markup(script),
+        style_hash=policy_hash(style),
+        script_hash=policy_hash(script),
+        report=report,
+        results=packed(results),
+        details_by_table=details or {},
+        figures=figures or {},
+        notes={capitalized(name): note for name, note in NOTES.items()},
+        pictures=pictures or {"shown": (), "left_out": (), "commands": ()},
+        title=title,
+        texts=texts or {},
+        records=records,
+    )
+
+
+def tables_page(leaderboard: Leaderboard) -> str:
+    """The page of a leaderboard without figures, for notebooks and as one of its formats."""
+    return page_of(read_contents(leaderboard, leaderboard.folder.parent))
 
 
 def letter_ranges(letters: str) -> str:

@@ -101,7 +101,7 @@ def test_a_record_agrees_with_its_results_and_is_reproducible(bench, folder, wri
 def test_contents_of_a_record(folder, written):
     names = set(contents(written))
     digest, trained = next((folder / "exports").iterdir()).name, next(written.glob("checkpoints/third-*"))
-    expected = {"README.md", "commands.sh", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "leaderboard.html"}
+    expected = {"README.md", "commands.sh", "leaderboard.csv", "leaderboard.md", "leaderboard.tex"}
     expected |= {f"cards/{digest}/README.md", f"cards/{digest}/.eval_results/me_digits.yaml"}
     expected |= {f"checkpoints/{digest}/config.json", "results/second-00000000/digits/b@c-seed0.log"}
     assert expected <= names

@@ -16,10 +16,9 @@ from made_results import EVIL, made_checkpoint, made_leaderboard, save_result
 from shown_results import Elements, report_of, result
 from small_exports import make_export
 
-from bench.reports.contents import merged_notes, provenance
+from bench.reports.contents import common_notes, evidence, headline, merged_notes, provenance, verdict
 from bench.reports.details import image_details
 from bench.reports.page import figures_of, packed, page_of, report_page
-from bench.reports.sentences import common_notes, evidence, headline, verdict
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, TrainingCost
 from bench.results.store import comparable_results
 from bench.statistics.significance import paired_tests, ties_with_best

@@ -10,6 +10,7 @@ from PIL import Image
 from scipy.special import expit, logit
 from shown_results import report_of, result
 
+from bench.reports.contents import verdict
 from bench.reports.drawing import INK, svg_of
 from bench.reports.figures import (
     board_styles,
@@ -22,7 +23,6 @@ from bench.reports.figures import (
     sweep_figures,
     training_figure,
 )
-from bench.reports.sentences import verdict
 from bench.reports.training_logs import read_log
 from bench.results.record import MetricRecord, ProtocolUsed, TrainingCost
 
