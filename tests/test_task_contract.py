@@ -290,7 +290,7 @@ def test_raw_pixels_are_evaluated_like_a_network(name, coloured, tmp_path):
     assert ("read_instead" in outcome.facts) == reads_class
 
 
-@pytest.mark.parametrize("network", ["last", "vector"])
+@pytest.mark.parametrize("network", ["last", pytest.param("vector", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", SMOKE)
 def test_a_network_of_the_users_own_is_evaluated_or_refused(name, network, coloured, tmp_path, monkeypatch):
     """Tasks on frozen features evaluate any network, with patches or one vector; tasks that train one refuse it."""

@@ -84,6 +84,7 @@ def digest_with(example: Example, name: str, tensor: torch.Tensor) -> str:
 # Absolute positions and two branches, relative positions and tokens, rotary positions and registers, and a class token
 # of its own; the other importers read files of these kinds.
 SAMPLE = ("dino", "beit", "dinov3", "extrema")
+SAMPLED = [pytest.param(key, marks=() if key in SAMPLE else pytest.mark.exhaustive) for key in EXAMPLES]
 
 
 @pytest.mark.slow
@@ -166,7 +167,7 @@ def test_a_wrong_position_rule_misses_the_official_local_crop(rule):
     assert deviation(example, replace(export, spec=replace(export.spec, position_resize=rule))) > 1e-3
 
 
-@pytest.mark.parametrize("key", EXAMPLES)
+@pytest.mark.parametrize("key", SAMPLED)
 def test_a_wrong_convention_changes_the_activations_and_the_fingerprint(key):
     example = EXAMPLES[key]()
     export = imported(example)
@@ -189,9 +190,7 @@ def test_a_wrong_convention_changes_the_activations_and_the_fingerprint(key):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "key", [pytest.param(key, marks=() if key in SAMPLE else pytest.mark.exhaustive) for key in EXAMPLES]
-)
+@pytest.mark.parametrize("key", SAMPLED)
 def test_a_changed_weight_of_an_export_changes_the_fingerprint(key):
     export = imported(EXAMPLES[key]())
     network = export.build().double()

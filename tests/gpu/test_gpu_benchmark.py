@@ -63,6 +63,7 @@ def run_benchmark(tmp_path: Path, *options: str) -> list[dict]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_part_has_a_row_with_its_flops(tmp_path):
     for name, files in CLONES.items():
         (tmp_path / name).mkdir()
@@ -75,6 +76,7 @@ def test_every_part_has_a_row_with_its_flops(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_part_that_fails_gives_a_row_with_the_error(tmp_path):
     rows = run_benchmark(tmp_path, "--parts", "official", "extraction", "--official", str(tmp_path))
     assert [("error" in row) for row in rows] == [False, True, True]

@@ -15,7 +15,11 @@ from checkpoints.export import ViTExport
 from engine.extensions import source_files
 from engine.precision import DTYPES, fit_attention
 
-METHODS = list(source_files("methods"))
+# By default a decoder, a teacher, a codebook and a tokenizer; all others in `tox -e all`.
+SAMPLE = ("mae", "dino", "moca", "beit")
+METHODS = [
+    pytest.param(name, marks=() if name in SAMPLE else pytest.mark.exhaustive) for name in source_files("methods")
+]
 SCALE = 2.0**7  # float16 loss scale: the recipes' initial one is so large that the first updates are skipped
 FACTOR = 3.0  # times the CPU's distance from float64 in the same precision
 ROUNDING = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}  # plus this relative error
@@ -73,7 +77,9 @@ def test_half_precision_updates_are_as_accurate_as_the_cpus(name, on_gpu):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cae", "moca", "mocov3"])
+@pytest.mark.parametrize(
+    "name", ["moca", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("cae", "mocov3"))]
+)
 def test_training_equals_the_cpus_and_resumes_on_either_device(name, tmp_path, on_gpu):
     """Covers loader, fitted tokenizer, states, log and exports."""
     recipe = {"epochs": 1}

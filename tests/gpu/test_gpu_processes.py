@@ -33,16 +33,16 @@ def test_objects_and_tensors_of_both_devices_are_exchanged(world):
     assert objects == [{"rank": 0}] and torch.equal(parts[0].cpu(), on_cpu)
 
 
-@pytest.mark.parametrize("name", list(source_files("methods")))
-def test_an_update_through_nccl_equals_a_plain_one(name, world):
+def test_an_update_through_nccl_equals_a_plain_one(world):
     """The method is wrapped in DistributedDataParallel, as with several processes."""
-    plain, parallel = (updates(name, small_recipe(name), device="cuda") for _ in range(2))
-    parallel.network = nn.parallel.DistributedDataParallel(
-        parallel.method, broadcast_buffers=True, gradient_as_bucket_view=True
-    )
-    views = batches(plain.method, plan())
-    plain_logs, parallel_logs = (wrapped.run(views, progress(plan())) for wrapped in (plain, parallel))
-    assert parallel_logs == pytest.approx(plain_logs, rel=1e-4)
+    for name in source_files("methods"):
+        plain, parallel = (updates(name, small_recipe(name), device="cuda") for _ in range(2))
+        parallel.network = nn.parallel.DistributedDataParallel(
+            parallel.method, broadcast_buffers=True, gradient_as_bucket_view=True
+        )
+        views = batches(plain.method, plan())
+        plain_logs, parallel_logs = (wrapped.run(views, progress(plan())) for wrapped in (plain, parallel))
+        assert parallel_logs == pytest.approx(plain_logs, rel=1e-4), name
 
 
 def test_synchronised_batch_norm_equals_plain_batch_norm(world):

@@ -111,6 +111,7 @@ def test_a_killed_training_resumes_on_four_processes(alone, tmp_path):
     check_equal(tmp_path, alone)
 
 
+@pytest.mark.exhaustive
 def test_a_finished_probe_is_not_trained_again(save_every_batch, alone, tmp_path):
     """A probe that was trained alone before is not trained again; the others end as they do alone."""
     first = run_probes(tmp_path, NAMES[2])[NAMES[2]]

@@ -138,7 +138,7 @@ def test_reference_steps_equal_the_recorded_ones():
 
 
 # AdamW divides a gradient by its size, so that rounding noise in float32 causes whole steps.
-@pytest.mark.parametrize("classes", [7, 70])
+@pytest.mark.parametrize("classes", [7, pytest.param(70, marks=pytest.mark.exhaustive)])
 def test_heads_trained_together_equal_heads_trained_alone(classes):
     for name, dtype in [(name, dtype) for name in RECIPES for dtype in TOLERANCE if (name, dtype) != NOISY]:
         recipe, step_alone = RECIPES[name]
