@@ -1,26 +1,23 @@
 """Check an image set, bench data check URL, or download a public one, bench data get NAME."""
 
 import os
-import re
 import shlex
 import shutil
 import socket
 import tempfile
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bench.options import CommandOptions, Positional
 from engine.errors import in_one_line
 from engine.files import locked, sync_folder
-from engine.optional import require
 from engine.printing import did_you_mean, say
 
 if TYPE_CHECKING:
-    from engine.tasks import Task, Workspace
+    from engine.tasks import Task
 
 MAX_PROBLEMS = 20  # problems of scenes that are listed; a wrong classes.txt causes one in every scene
 EPILOG = """examples:
@@ -28,7 +25,6 @@ EPILOG = """examples:
   bench data check imagenet:/data/ILSVRC --list-only
   bench data get                                       the sets that can be downloaded, with sizes and licences
   bench data get OxfordIIITPet --out /data             into /data/OxfordIIITPet
-  bench data get hf:uoft-cs/cifar10 --out /data        a set of the Hugging Face Hub
 
 exit codes: 0 the set can be used as it is; 1 there is something to fix; 2 an error
 """
@@ -41,7 +37,7 @@ class Options(CommandOptions):
     # check: counts, classes, unreadable files, what to fix; get: print size and licence, then download
     action: Positional[Literal["check", "get"]]
     # URL: for check: an image set, such as folder:PATH (bench list imagesets, bench list layouts); for get: one of the
-    # names that bench data get prints, or hf:NAME
+    # names that bench data get prints
     url: Positional[str | None] = None
     out: Path | None = None  # DIR: for get: download into DIR/NAME
     list_only: bool = False  # for check: do not decode the images
@@ -86,79 +82,24 @@ def get(name: str | None, out: Path | None) -> int:
         raise ValueError(f"bench data get {name}: give --out DIR, the folder to download into")
     check_writable(out)
     usage = f"bench run --data {' or '.join(urls_of(name, folder))}"
-    say(f"{name}: {size_and_licence(name)}", f"  then: {usage}")
+    megabytes, licence, page = OFFERED[name]
+    say(f"{name}: {size_of(megabytes)} to download; licence: {licence} ({page})", f"  then: {usage}")
     download(name, folder)
-    columns = "; if its columns have other names, add '?image=NAME&label=NAME'" if name.startswith("hf:") else ""
-    say(f"{folder} is complete: {usage}{columns}")
+    say(f"{folder} is complete: {usage}")
     return 0
 
 
 def check_scenes(url: str, read_all: bool) -> int:
-    """Check labelled scenes: every mask or size against its image; 1 if there is something to fix.
-
-    A split that cannot be opened, for example because a mask is missing, is reported as a problem like any other.
-    """
+    """Check labelled scenes: every mask or size against its image; 1 if there is something to fix."""
     from bench.run.suites import catalogue
-    from downstream.data.listing import Videos, unread_files
-    from downstream.data.scenes import CheckedScene, SceneSet, decode_scenes, open_scenes, parse_scene_url, serves
-    from engine.progress import Progress
-    from engine.tasks import Workspace
-    from imagesets.check import REMOVE_ONE, in_both_text, note_on_orientation, same_contents
-    from imagesets.sets import SPLITS, MissingSplit
+    from downstream.data.check import one_of_each_kind, problems_of
+    from downstream.data.scenes import serves
 
-    problems: list[str] = []
-    is_whole = True  # whether all splits that are there could be opened
-    splits: list[SceneSet] = []
-    checked: list[dict[int, CheckedScene]] = []
-    parse_scene_url(url)
-    say(url)
-    tasks = [chosen.task for chosen in catalogue(["downstream"]).protocols.values() if serves(url, chosen.layout)]
-    with tempfile.TemporaryDirectory() as folder:
-        space = Workspace(cache=Path(folder), data=url)
-        for split in SPLITS:
-            try:
-                scenes = space.images(split, partial(open_scenes, cache=space.cache))
-            except MissingSplit as error:
-                if split == "val" or all(task.NEEDS_TRAIN for task in tasks):
-                    problems.append(str(error))
-                else:
-                    say(f"    note: {split}: {error}; the tasks for these scenes do not need it")
-                continue
-            except ValueError as error:
-                problems += [str(error)] if str(error) not in problems else []  # both splits may miss the same folder
-                is_whole = False
-                continue
-            splits.append(scenes)
-            kinds = f", {len(scenes.classes)} classes" if scenes.classes else ""
-            kinds = f", {len(scenes.videos)} videos" if isinstance(scenes.listing, Videos) else kinds
-            say(f"  {split}: {len(scenes):,} scenes{kinds}")
-            say(f"    fingerprint {scenes.fingerprint[:16]}", *(f"    note: {note}" for note in scenes.notes))
-            if read_all:
-                with Progress(f"reading {split}", len(scenes)) as progress:
-                    unreadable, pixels, readable = decode_scenes(scenes, progress.advance)
-                checked.append(readable)
-                problems += unreadable.values()
-                notes = note_on_orientation(sum(scene.is_turned for scene in readable.values()))
-                if pixels:
-                    notes += pixels.warnings()
-                    try:
-                        pixels.check()
-                    except ValueError as error:
-                        problems.append(str(error))
-                say(*(f"    note: {line}" for line in notes))
-        if len(splits) == 2:
-            try:
-                splits[0].listing.check_with(splits[1].listing)
-            except ValueError as error:
-                problems.append(str(error))
-        if len(checked) == 2 and splits[0].listing.files != splits[1].listing.files:
-            digests = [{index: scene.digest for index, scene in readable.items()} for readable in checked]
-            pairs = [(splits[0].image_path(i), splits[1].image_path(j)) for i, j in same_contents(*digests)]
-            problems += [f"{in_both_text(pairs)}: {REMOVE_ONE}"] if pairs else []
-        if splits and is_whole:
-            files = [file for scenes in splits for file in scenes.listing.files]
-            say(*(f"  note: {note}" for note in unread_files(splits[0].root, files)))
-        problems += [] if problems or not read_all else refusals(tasks, space)
+    @cache
+    def tasks() -> "list[Task]":
+        return [chosen.task for chosen in catalogue(["downstream"]).protocols.values() if serves(url, chosen.layout)]
+
+    problems = problems_of(url, tasks, read_all)
     lines = one_of_each_kind(problems)
     say(*(f"  FIX: {line}" for line in lines[:MAX_PROBLEMS]), *([] if problems else ["  no problems found"]))
     if len(lines) > MAX_PROBLEMS:
@@ -166,31 +107,6 @@ def check_scenes(url: str, read_all: bool) -> int:
     return 1 if problems else 0
 
 
-def one_of_each_kind(problems: Sequence[str]) -> list[str]:
-    """The first of the problems that differ only in their file and in numbers, with how many they are.
-
-    A problem is FILE: TEXT; the text may quote the file again.
-    """
-    kinds: dict[str, list[str]] = {}
-    for problem in problems:
-        kinds.setdefault(re.sub(r"'.*'|\".*\"|\S*/\S*|\d+", "", problem.partition(": ")[2]), []).append(problem)
-    return [f"{first}{f' (and {len(others)} more like this)' if others else ''}" for first, *others in kinds.values()]
-
-
-def refusals(tasks: "Sequence[Task]", space: "Workspace") -> list[str]:
-    """Why all tasks that read a set would refuse it before a run; empty if one would not."""
-    reasons: dict[str, str] = {}
-    for task in tasks:
-        try:
-            task.check_images(space)
-        except ValueError as error:
-            reasons[str(error)] = ""
-        else:
-            return []
-    return list(reasons)
-
-
-HUB = "hf:"
 # Size of the archives in megabytes (10^6 bytes); licence; the page that states the licence or should.
 OFFERED: dict[str, tuple[int, str, str]] = {
     "CIFAR10": (170, "none stated", "https://www.cs.toronto.edu/~kriz/cifar.html"),
@@ -238,8 +154,7 @@ UNPACKED = 2.2  # disk space for archives and their contents, as a multiple of t
 
 def urls_of(name: str, folder: Path) -> list[str]:
     """The values of `--data`, `NAME=URL`, for a downloaded set in its folder, quoted for a shell."""
-    key = name.removeprefix(HUB).rpartition("/")[2].lower()
-    templates = (f"{HUB}{{}}",) if name.startswith(HUB) else URLS.get(name, (f"torchvision:{name}:{{}}",))
+    key, templates = name.lower(), URLS.get(name, (f"torchvision:{name}:{{}}",))
     return [shlex.quote(f"{key}={template.format(folder)}") for template in templates]
 
 
@@ -252,37 +167,14 @@ def folder_of(name: str, out: Path) -> Path:
     """The folder that a set is downloaded into. ValueError for a set that `bench data get` cannot download."""
     from imagesets.schemes.torchvision import SETS
 
-    if name.startswith(HUB):
-        require("datasets")
-        if not name.removeprefix(HUB) or os.path.exists(name.removeprefix(HUB)):
-            raise ValueError(f"bench data get {name}: give a set of the Hub, such as hf:uoft-cs/cifar10")
-        return out / name.removeprefix(HUB).replace("/", "--")
     if name in SETS and name not in OFFERED:
         raise ValueError(f"bench data get {name}: torchvision cannot download all of it; {SETS[name].advice}")
     if name.lower() in ON_THEIR_SITES:
         raise ValueError(f"bench data get {name}: get it from its own site; docs/data.md lists the files that are read")
     if name not in OFFERED:
-        raise ValueError(
-            f"bench data get {name}: no such set{did_you_mean(name, list(OFFERED))}; {HUB}NAME for the Hub"
-        )
+        hub = "; sets of the Hub need no download: --data NAME=hf:USER/NAME" if "/" in name else ""
+        raise ValueError(f"bench data get {name}: no such set{did_you_mean(name, list(OFFERED))}{hub}")
     return out / name
-
-
-def size_and_licence(name: str) -> str:
-    """Size and licence of a set, with the page that states it; for sets of the Hub, from their dataset cards."""
-    if not name.startswith(HUB):
-        megabytes, licence, page = OFFERED[name]
-        return f"{size_of(megabytes)} to download; licence: {licence} ({page})"
-    from huggingface_hub import HfApi
-
-    repository = name.removeprefix(HUB)
-    try:
-        info = HfApi().dataset_info(repository, files_metadata=True)
-    except Exception as error:  # the library's own kinds, and those of the network
-        raise ValueError(f"bench data get {name}: no information from the Hub: {in_one_line(error)}") from error
-    size = sum(file.size or 0 for file in info.siblings or ()) / 1e6
-    licence = (info.card_data.get("license") if info.card_data else None) or "none stated"
-    return f"{size_of(max(1, round(size)))} to download; licence: {licence} ({info.id} on the Hub)"
 
 
 def download(name: str, folder: Path) -> None:
@@ -300,7 +192,7 @@ def download(name: str, folder: Path) -> None:
         except ValueError as error:
             raise ValueError(f"--out: {folder} exists but cannot be used as {name}: {error}; move it away") from error
         return
-    needed = UNPACKED * 1e6 * OFFERED.get(name, (0,))[0]
+    needed = UNPACKED * 1e6 * OFFERED[name][0]
     if (free := shutil.disk_usage(folder.parent).free) < needed:
         raise ValueError(f"--out {folder.parent}: {free / 1e9:.1f} GB are free, and {needed / 1e9:.1f} GB are needed")
     partial = folder.parent / f".{folder.name}.partial"  # holds an unfinished download
@@ -309,20 +201,18 @@ def download(name: str, folder: Path) -> None:
             return
         partial.mkdir(exist_ok=True)
         try:
-            whole = from_hub(name, partial) if name.startswith(HUB) else from_torchvision(name, partial)
+            from_torchvision(name, partial)
         except Exception as error:  # torchvision's RuntimeError, network errors, errors that damaged archives cause
             raise ValueError(
                 f"bench data get {name}: {in_one_line(error)}; run the same command again: it keeps the complete "
                 f"archives in {partial}"
             ) from error
-        if not name.startswith(HUB):  # those cannot be opened before the user names the columns of images and labels
-            check_set(name, whole)
-        os.replace(whole, folder)
+        check_set(name, partial)
+        os.replace(partial, folder)
         sync_folder(folder.parent)
-    shutil.rmtree(partial, ignore_errors=True)
 
 
-def from_torchvision(name: str, partial: Path) -> Path:
+def from_torchvision(name: str, partial: Path) -> None:
     """Download and unpack by torchvision's classes, then remove the archives that are not needed any more.
 
     name: a set of torchvision, or VOC2012, whose scenes are segmented.
@@ -349,7 +239,6 @@ def from_torchvision(name: str, partial: Path) -> Path:
             raise ValueError(f"{path.name} is not the official file: its MD5 sum differs")
         if not entry or str(path.relative_to(partial)) not in entry.required_paths:
             path.unlink()
-    return partial
 
 
 def archives_below(folder: Path) -> list[Path]:
@@ -373,16 +262,6 @@ def remove_unpacked(partial: Path) -> None:
                 path.rmdir()
         elif path not in archives:
             path.unlink()
-
-
-def from_hub(name: str, partial: Path) -> Path:
-    """Download by the library `datasets`, which resumes its own partial files, and save the set as one folder."""
-    import datasets
-
-    whole = partial / "set"
-    shutil.rmtree(whole, ignore_errors=True)
-    datasets.load_dataset(name.removeprefix(HUB), cache_dir=str(partial / "cache")).save_to_disk(whole)
-    return whole
 
 
 def check_set(name: str, folder: Path) -> None:

@@ -4,14 +4,13 @@ import contextlib
 import importlib
 import importlib.util
 import io
-import json
 import os
 import platform
 import shutil
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
@@ -20,25 +19,17 @@ from bench.options import CommandOptions
 from engine import blas_kernel
 from engine.errors import in_one_line, memory_limit
 from engine.extensions import FOLDERS, extensions, import_extension, refused_plugins
-from engine.machine import KEEP_MEMORY_VARIABLE, cores, cpu_model, installed, memory_bytes
+from engine.machine import cores, cpu_model, installed, memory_bytes
 from engine.optional import OPTIONAL, install_command
 from engine.printing import counted, say, table
 
-
-@dataclass(frozen=True, kw_only=True)
-class Options(CommandOptions):
-    """Options of `bench doctor`."""
-
-    json: bool = False  # print a JSON object instead of lines
+Options = CommandOptions
 
 
 def run(options: Options) -> int:
     """0: `bench run` works in this environment; 1: something that it needs is missing."""
     checks = examine()
     good = not any(check.mark == "missing" and check.needed for check in checks)
-    if options.json:
-        say(*json.dumps({"usable": good, "checks": [asdict(check) for check in checks]}, indent=1).split("\n"))
-        return 0 if good else 1
     rows = []
     for check in checks:
         mark = check.mark.upper() if check.mark == "missing" and check.needed else check.mark
@@ -73,8 +64,17 @@ def examine() -> list[Check]:
     """All checks, in the order of the report. No check may raise: broken imports are why people run doctor."""
     checks: list[Check] = []
     for check in (
-        *(_python, _torch, _devices, _libraries, _faiss, _openblas, _mmcv, _dense),
-        *(_optional, _plugins, _machine, _disk, _glibc),
+        _python,
+        _torch,
+        _devices,
+        _libraries,
+        _faiss,
+        _openblas,
+        _mmcv,
+        _optional,
+        _plugins,
+        _machine,
+        _disk,
     ):
         try:
             checks += check()
@@ -102,16 +102,12 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _library(name: str, package: str, fix: str = EVERYTHING, needed: bool = True) -> Check:
-    module = quietly_imported(name)
-    version = installed(package)
+def _library(name: str, package: str, fix: str = EVERYTHING) -> Check:
+    module, version = quietly_imported(name), installed(package)
     if isinstance(module, ModuleType):
         return Check(package, "ok", version or "version unknown")
-    text = (
-        f"not installed ({module})" if version is None else f"{version} is installed but cannot be imported: {module}"
-    )
-    fix = "a higher limit" if "(ulimit " in module else fix
-    return Check(package, "missing", text, fix=fix, needed=needed)
+    text = f"{version} is installed but cannot be imported: {module}" if version else f"not installed ({module})"
+    return Check(package, "missing", text, fix="a higher limit" if "(ulimit " in module else fix)
 
 
 def _python() -> Iterator[Check]:
@@ -163,7 +159,6 @@ def _libraries() -> Iterator[Check]:
     yield _library("numpy", "numpy")
     yield _library("PIL.Image", "pillow")
     yield _library("sklearn", "scikit-learn")
-    yield _library("cyanure", "cyanure", "pip install 'cyanure>=1.2.2'", needed=False)
 
 
 def _faiss() -> Iterator[Check]:
@@ -193,23 +188,15 @@ def _openblas() -> Iterator[Check]:
     if isinstance(quietly_imported("faiss"), str):
         return
     kernel, best = blas_kernel.in_use(), blas_kernel.best_kernel(blas_kernel.processor_flags())
-    if kernel is None:
-        text = "FAISS's BLAS does not report which kernel it uses"
-        yield Check("openblas", "note", text, needed=False)
-        return
-    setting, default = os.environ.get(blas_kernel.VARIABLE), blas_kernel.default_kernel()
-    if setting is not None:
-        reason, fix = f"with {blas_kernel.VARIABLE}={setting}", f"unset {blas_kernel.VARIABLE}"
-    elif default in (kernel, None):
-        reason, fix = "its default", f"export {blas_kernel.VARIABLE}={best}"
-    else:
-        reason, fix = f"set while FAISS loads in place of its default {default}", ""
-    text = f"FAISS's OpenBLAS uses its {kernel} kernel, {reason}"
+    setting = os.environ.get(blas_kernel.VARIABLE)
+    text = f"FAISS's OpenBLAS uses its {kernel or 'unknown'} kernel"
+    text += f", with {blas_kernel.VARIABLE}={setting}" if setting is not None else ""
     if best and kernel in blas_kernel.WITHOUT_AVX:
         text += f"; {best} fits this processor and is several times as fast"
+        fix = f"export {blas_kernel.VARIABLE}={best}" if setting is None else f"unset {blas_kernel.VARIABLE}"
         yield Check("openblas", "note", text, fix=fix, needed=False)
     else:
-        yield Check("openblas", "ok", f"{text}; it fits this processor" if best else text)
+        yield Check("openblas", "ok", text)
 
 
 def _mmcv() -> Iterator[Check]:
@@ -237,26 +224,14 @@ def _mmcv() -> Iterator[Check]:
     yield Check("mmcv", "ok", f"{version}: {texts[source]}")
 
 
-def _dense() -> Iterator[Check]:
-    # Not imported, because that takes seconds and prints; the likely fault of an installation is a missing package.
-    packages = {"mmengine": "onedl-mmengine", "mmseg": "onedl-mmsegmentation", "mmdet": "onedl-mmdetection"}
-    for name, package in packages.items():
-        if importlib.util.find_spec(name) is None:
-            text = "not installed; dense tasks need it"
-            yield Check(package, "missing", text, fix=EVERYTHING, needed=False)
-        else:
-            yield Check(package, "ok", installed(package) or f"{name}, from another package")
-
-
 def _optional() -> Iterator[Check]:
-    for name, (package, extra, feature) in OPTIONAL.items():
-        if extra in ("dense", "cyanure"):  # examined above
+    for name, (package, _, feature) in OPTIONAL.items():  # not imported, because that takes seconds and prints
+        if name == "mmcv":  # examined above
             continue
-        if version := installed(package):
+        if version := installed(package) or (importlib.util.find_spec(name) and f"{name}, from another package"):
             yield Check(package, "ok", version, needed=False)
         else:
-            text = f"not installed; for {feature}"
-            yield Check(package, "note", text, fix=install_command(name), needed=False)
+            yield Check(package, "note", f"not installed; for {feature}", fix=install_command(name), needed=False)
 
 
 def _plugins() -> Iterator[Check]:
@@ -295,19 +270,3 @@ def _disk() -> Iterator[Check]:
     enough = free >= SMALL_DISK
     fix = "" if enough else "give --out a folder on a larger disk"
     yield Check("disk", "ok" if enough else "note", f"{free:.0f} GiB free at {Path.cwd()}", fix=fix)
-
-
-def _glibc() -> Iterator[Check]:
-    library, version = platform.libc_ver()
-    if library != "glibc":
-        yield Check("allocator", "note", "not glibc: --keep-memory has no effect here")
-        return
-    if os.environ.get(KEEP_MEMORY_VARIABLE) == "0":
-        text = (
-            f"glibc {version}; {KEEP_MEMORY_VARIABLE}=0 lets it return freed memory, forward passes on a CPU are slower"
-        )
-        yield Check("allocator", "note", text, fix=f"unset {KEEP_MEMORY_VARIABLE}")
-        return
-    off = f"switched off by --no-keep-memory or {KEEP_MEMORY_VARIABLE}=0"
-    text = f"glibc {version}, configured to keep freed memory ({off})"
-    yield Check("allocator", "ok", text)

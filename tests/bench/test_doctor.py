@@ -1,7 +1,6 @@
 """`bench doctor`: reports what is installed, missing or broken with the fix, and fails on none of it."""
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 
@@ -35,15 +34,8 @@ def test_a_good_environment_is_usable(bench):
     assert code == 0
     assert "MISSING" not in out and "\n\nusable: nothing that bench run needs is missing" in out
     libraries = ("python", "torch", "operators", "timm", "faiss", "openblas", "cyanure", "mmcv")
-    assert all(line_of(out, name) for name in (*libraries, "cpu", "memory", "disk", "allocator"))
+    assert all(line_of(out, name) for name in (*libraries, "cpu", "memory", "disk"))
     assert "a tested pair, torchvision.ops.nms runs" in out
-
-
-def test_json_has_every_check(bench):
-    code, out, _ = bench("doctor", "--json")
-    report = json.loads(out)
-    assert code == 0 and report["usable"] is True
-    assert {"name", "mark", "text", "fix", "needed"} == set(report["checks"][0])
 
 
 @pytest.mark.parametrize(
@@ -67,22 +59,19 @@ def test_packages_are_reported_with_the_fix(packages, broken, name, mark, named,
 
 
 @pytest.mark.parametrize(
-    ("kernel", "default", "setting", "mark", "text", "fix"),
+    ("kernel", "setting", "mark", "text", "fix"),
     [
-        ("Zen", "Zen", None, "ok", "its Zen kernel, its default; it fits", ""),
-        ("SkylakeX", "Prescott", None, "ok", "in place of its default Prescott", ""),
-        ("Prescott", "Prescott", "Prescott", "note", "with OPENBLAS_CORETYPE=Prescott; SkylakeX fits", "unset"),
-        ("Prescott", "Prescott", None, "note", "SkylakeX fits this processor", "export OPENBLAS_CORETYPE=SkylakeX"),
-        ("Prescott", None, None, "note", "SkylakeX fits this processor", "export OPENBLAS_CORETYPE=SkylakeX"),
-        (None, None, None, "note", "does not report which kernel it uses", ""),
+        ("SkylakeX", None, "ok", "its SkylakeX kernel", ""),
+        ("Prescott", "Prescott", "note", "with OPENBLAS_CORETYPE=Prescott; SkylakeX fits", "unset"),
+        ("Prescott", None, "note", "SkylakeX fits this processor", "export OPENBLAS_CORETYPE=SkylakeX"),
+        (None, None, "ok", "its unknown kernel", ""),
     ],
 )
-def test_the_openblas_kernel_of_faiss_is_reported(kernel, default, setting, mark, text, fix, bench, monkeypatch):
+def test_the_openblas_kernel_of_faiss_is_reported(kernel, setting, mark, text, fix, bench, monkeypatch):
     monkeypatch.delenv(blas_kernel.VARIABLE, raising=False)
     if setting is not None:
         monkeypatch.setenv(blas_kernel.VARIABLE, setting)
     monkeypatch.setattr(blas_kernel, "in_use", lambda: kernel)
-    monkeypatch.setattr(blas_kernel, "default_kernel", lambda: default)
     monkeypatch.setattr(blas_kernel, "best_kernel", lambda flags: "SkylakeX")
     code, out, _ = bench("doctor")
     line = line_of(out, "openblas")
@@ -91,17 +80,15 @@ def test_the_openblas_kernel_of_faiss_is_reported(kernel, default, setting, mark
     assert fix in next_line and ("fix:" in next_line) == bool(fix)
 
 
-@pytest.mark.parametrize(
-    "error", ["SystemError('numpy ABI')", "OSError('libx.so: no such file')", "ImportError('x\\ny')"]
-)
-def test_a_broken_optional_library_is_reported(error, bench, monkeypatch, tmp_path):
-    (tmp_path / "cyanure.py").write_text(f"raise {error}")
+@pytest.mark.parametrize("error", ["SystemError('numpy ABI')", "ImportError('x\\ny')"])
+def test_a_broken_library_is_reported(error, bench, monkeypatch, tmp_path):
+    (tmp_path / "timm.py").write_text(f"raise {error}")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "cyanure", raising=False)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
     code, out, _ = bench("doctor")
-    assert code == 0
-    assert line_of(out, "cyanure").startswith("missing") and "cannot be imported: " in line_of(out, "cyanure")
-    assert "fix: pip install 'cyanure>=1.2.2'" in out
+    assert code == 1
+    assert line_of(out, "timm").startswith("MISSING") and "cannot be imported: " in line_of(out, "timm")
+    assert "fix: pip install 'ssl-vit-bench[cpu]'" in out
 
 
 def test_a_torchvision_built_for_another_torch_is_reported(bench, monkeypatch):
@@ -172,12 +159,6 @@ def test_a_check_that_fails_is_reported(bench, monkeypatch):
     monkeypatch.setattr("bench.commands.doctor.memory_bytes", fails)
     code, out, _ = bench("doctor")
     assert code == 0 and "cannot be examined: RuntimeError: no such file /proc" in out
-
-
-def test_the_setting_of_the_allocator_is_shown(bench, monkeypatch):
-    monkeypatch.setenv("BENCH_KEEP_MEMORY", "0")
-    _, out, _ = bench("doctor")
-    assert "BENCH_KEEP_MEMORY=0" in line_of(out, "allocator")
 
 
 def test_versions_name_what_numbers_depend_on():

@@ -126,14 +126,14 @@ def test_two_plugins_of_the_same_name_are_both_left_out(plugins, tmp_path, use_p
 
 
 def test_doctor_reports_every_plugin_as_usable_or_left_out(plugins, bench):
-    _, out, _ = bench("doctor", "--json")
-    checks = [check for check in json.loads(out)["checks"] if check["name"] == "plugin"]
-    marks = {check["text"]: check["mark"] for check in checks}
+    _, out, _ = bench("doctor")
+    lines = [line.split(maxsplit=2) for line in out.splitlines()]
+    marks = {words[2].rstrip(): words[0] for words in lines if words[1:2] == ["plugin"]}
     usable = [f"importer {key!r} of others 2.1" for key in ("clumsy", "layout", "renamed", "touchy")]
     usable += ["task 'toy' of others 2.1", "method 'mine' of others 2.1"]
     expected = {f"{title} is left out: {reason}": "note" for title, reason in LEFT_OUT.items()}
     assert marks == dict.fromkeys(usable, "ok") | expected
-    assert {check["fix"] for check in checks} == {"", "repair it, or: pip uninstall others"}
+    assert "fix: repair it, or: pip uninstall others" in out
 
 
 def test_list_shows_plugins_with_their_packages(plugins, bench):

@@ -3,10 +3,7 @@
 import gzip
 import hashlib
 import io
-import json
 import os
-import subprocess
-import sys
 import tarfile
 import threading
 import urllib.request
@@ -17,7 +14,6 @@ from types import SimpleNamespace
 
 import pytest
 from official_layouts import write
-from PIL import Image
 from small_exports import make_export
 from torchvision import datasets
 from torchvision.datasets import utils
@@ -26,7 +22,6 @@ from bench.__main__ import main
 from bench.commands import data
 from downstream.layouts import voc, vocboxes
 from imagesets.schemes.torchvision import SETS
-from imagesets.sets import open_set
 
 
 def pack(kind: str, files: dict[str, Path]) -> bytes:
@@ -269,78 +264,13 @@ def test_a_partly_unpacked_set_is_unpacked_again(get, server, tmp_path):
     assert sorted(path.relative_to(tmp_path) for path in (tmp_path / "data/Food101").rglob("*")) == complete
 
 
-@pytest.mark.slow
-def test_a_set_of_the_hub_is_downloaded(tmp_path):
-    """From a server that answers as the Hub does; in another process, because libraries read the endpoint at import."""
-    datasets = pytest.importorskip("datasets")
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["circle", "square"])})
-    files = {"README.md": b"---\nlicense: cc0-1.0\n---\n"}
-    for split, count in (("train", 8), ("test", 4)):
-        rows = {"img": [Image.new("RGB", (8, 8), (n, 0, 0)) for n in range(count)], "label": [0, 1] * (count // 2)}
-        table = io.BytesIO()
-        datasets.Dataset.from_dict(rows, features=features).to_parquet(table)
-        files[f"{split}-00000-of-00001.parquet"] = table.getvalue()
-    listing = [
-        {"type": "file", "path": name, "rfilename": name, "size": len(files[name]), "oid": "1"} for name in files
-    ]
-    commit = "0" * 40
-    repository_info = {
-        "id": "me/tiny",
-        "sha": commit,
-        "private": False,
-        "cardData": {"license": "cc0-1.0"},
-        "siblings": listing,
-    }
-
-    class Hub(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            name, body = path.partition("/resolve/")[2].partition("/")[2], None
-            if "/resolve/" in path:
-                body = files.get(name)
-            elif "/tree/" in path:
-                body = json.dumps(listing if path.endswith(commit) else []).encode()
-            elif path.startswith("/api/datasets/me/tiny"):
-                body = json.dumps(repository_info).encode()
-            self.send_response(404 if body is None else 200)
-            self.send_header("Content-Length", str(len(body or b"")))
-            self.send_header("ETag", f'"{hashlib.sha256(body or b"").hexdigest()}"')
-            self.send_header("X-Repo-Commit", commit)
-            if body is None:
-                self.send_header("X-Error-Code", "EntryNotFound")
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body or b"")
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
-    endpoint = {"HF_ENDPOINT": f"http://127.0.0.1:{http.server_port}", "HF_HOME": str(tmp_path / "home")}
-    command = [sys.executable, "-m", "bench", "data", "get", "hf:me/tiny", "--out", str(tmp_path)]
-    environment = {**os.environ, **endpoint, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-    process = subprocess.run(command, env=environment, capture_output=True, text=True)
-    http.shutdown()
-    assert process.returncode == 0, process.stderr
-    assert "licence: cc0-1.0 (me/tiny on the Hub)" in process.stdout.splitlines()[0]
-    assert f"--data tiny=hf:{tmp_path}/me--tiny" in process.stdout.splitlines()[-1]
-    image_set = open_set(f"hf:{tmp_path}/me--tiny", "val")
-    assert len(image_set) == 4 and image_set.classes == ("circle", "square")
-    assert not (tmp_path / ".me--tiny.partial").exists()
-
-
 def test_names_that_cannot_be_downloaded_are_refused(get, server, tmp_path, monkeypatch, capsys):
     for name, message in (
         ("Food", "did you mean 'Food101'"),
         ("ImageNet", "docs/data.md"),
         ("SUN397", "Partitions.zip"),
         ("StanfordCars", "official site is gone"),
-        ("hf:", "such as hf:uoft-cs/cifar10"),
+        ("uoft-cs/cifar10", "--data NAME=hf:USER/NAME"),
     ):
         server.files = {"": b""}
         code, out, err = get(name)
