@@ -132,7 +132,7 @@ def fastest(work: Callable[[], object], seconds: float) -> float:
     """Seconds of the fastest of some calls within about `seconds`, the one that other programs disturbed least."""
     times: list[float] = []
     started = time.perf_counter()
-    while len(times) < 2 or (len(times) < 20 and time.perf_counter() - started < seconds):
+    while len(times) < 2 or (len(times) < 40 and time.perf_counter() - started < seconds):
         call_started = time.perf_counter()
         work()
         times.append(time.perf_counter() - call_started)
