@@ -60,5 +60,5 @@ def run(options: Options) -> int:
         say(*script_lines(jobs))
     else:
         say(*totals(forecasts, assumed.memory if assumed else free_memory(device), gpus, options.decode))
-        say(*(assumed.lines() if assumed else ()))
+        say(*(assumed.assumptions if assumed else ()))
     return 1 if any(job["problem"] for job in jobs) else 0

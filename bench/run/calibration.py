@@ -51,15 +51,15 @@ class Machine:
     forward: float | None = None  # floating-point operations per second of the network in a forward pass
     training: float | None = None  # the same, forward and backward
     heads: float | None = None  # the same, in float32 products of heads, fits and searches
-    step: float | None = None  # seconds that a step of a head takes besides its products
     reading: float | None = None  # seconds in which one process reads, decodes and crops an image
+    step: float = 0.0005  # seconds that a step of a head takes besides its products, on a core of a Sapphire Rapids
     start: float = 2.0  # seconds until a training begins
     job: float = 0.2  # seconds of a job besides its counted work: opening features, metrics, writing the result
     loaders: int = 0  # processes per GPU that read while it computes; 0: the cores read and compute by turns
     gpus: int = 1  # in all nodes together, among which the work is divided evenly
     divided: float = 0.90  # fraction of its speed that each GPU keeps if there are several
     memory: float = 0.0  # bytes of one GPU
-    assumptions: Sequence[str] = ()
+    assumptions: Sequence[str] = ()  # lines of text
 
     def terms(self, part: Part) -> dict[str, float] | None:
         """What takes time in a part -> seconds; None if a rate is not known."""
@@ -71,7 +71,7 @@ class Machine:
             return None
         computing = part.count * part.flops / rate / power if rate else 0.0
         if part.kind not in IMAGES:
-            return None if self.step is None else {TERMS[part.kind]: computing + part.count * self.step}
+            return {TERMS[part.kind]: computing + part.count * self.step}
         if self.reading is None:
             return None
         reading = part.count * self.reading * (AUGMENTED if part.kind == "training" else 1.0)
@@ -79,10 +79,6 @@ class Machine:
         if not self.loaders:
             return {TERMS[part.kind]: computing, "reading": reading}
         return {"reading": reading} if reading > computing else {TERMS[part.kind]: computing}
-
-    def lines(self) -> Sequence[str]:
-        """The assumptions, as lines of text."""
-        return self.assumptions
 
 
 Measurements = Mapping[str, Callable[[float], float]]  # key of a rate -> measures it in about so many seconds
@@ -97,8 +93,7 @@ def measurements(export: FrozenExport, space: Workspace, fingerprints: Mapping[s
     here, spec = digest(options)[:8], digest(asdict(export.spec))[:8]
     images = digest([dict(fingerprints), export.spec.size])[:8]
     rates: dict[str, Callable[[float], float]] = {
-        f"heads {here}": lambda seconds: head_rates(space.device, seconds)[0],
-        f"step {here}": lambda seconds: head_rates(space.device, seconds)[1],
+        f"heads {here}": lambda seconds: head_rate(space.device, seconds),
         f"forward {here} {spec}": lambda seconds: network_rate(export, space, seconds, False),
         f"reading {here} {images}": lambda seconds: reading_seconds(export, space, seconds),
     }
@@ -124,7 +119,7 @@ def kept_rates(space: Workspace) -> dict[str, float]:
 
 
 def keep_rates(space: Workspace, rates: Mapping[str, float]) -> None:
-    """Keep rates for `--dry-run` and `bench status`, which measure nothing."""
+    """Keep rates for `--dry-run`, which measures nothing."""
     write_atomic(space.cache / "rates.json", json.dumps(kept_rates(space) | dict(rates), indent=1) + "\n")
 
 
@@ -171,26 +166,21 @@ def network_rate(export: FrozenExport, space: Workspace, seconds: float, trainin
     return batch * flops / fastest(run(batch), seconds)
 
 
-def head_rates(device: str, seconds: float) -> tuple[float, float]:
-    """Floating-point operations per second of a step of a linear head, and its seconds besides its products."""
-
-    def step(batch: int, width: int, classes: int) -> Callable[[], object]:
-        features = torch.randn(batch, width, device=device)
-        labels, head = torch.arange(batch, device=device) % classes, torch.nn.Linear(width, classes).to(device)
-        optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
-
-        def call() -> float:
-            loss = F.cross_entropy(head(features), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            return loss.item()
-
-        return call
-
+def head_rate(device: str, seconds: float) -> float:
+    """Floating-point operations per second of a step of a linear head."""
     batch, width, classes = 256, 384, 100
-    small, large = fastest(step(8, 8, 8), seconds / 4), fastest(step(batch, width, classes), seconds / 4)
-    return 4.0 * batch * width * classes / max(large - small, 1e-9), small
+    features, labels = torch.randn(batch, width, device=device), torch.arange(batch, device=device) % classes
+    head = torch.nn.Linear(width, classes).to(device)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+
+    def step() -> float:
+        loss = F.cross_entropy(head(features), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return 4.0 * batch * width * classes / fastest(step, seconds)
 
 
 def reading_seconds(export: FrozenExport, space: Workspace, seconds: float) -> float:
@@ -246,7 +236,6 @@ def machine(
         forward=FORWARD * peak[precision],
         training=TRAINING * peak[precision],
         heads=PRODUCTS * peak["float32"],
-        step=0.001,
         reading=1 / DECODED[decode],
         start=30.0,
         loaders=loaders or MAX_LOADERS,
