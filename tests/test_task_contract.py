@@ -12,7 +12,7 @@ import torch
 from own_networks import write_networks
 from PIL import Image
 
-from bench.index import write_index
+from bench.index import FILE, write_index
 from bench.run.outcomes import checked
 from bench.run.suites import catalogue
 from bench.sensitivity import RUN_SETTINGS
@@ -25,7 +25,7 @@ from engine.extensions import load_extension, source_files
 from engine.tasks import Outcome, Task, Workspace, resamples_of, settings_of
 from engine.work import Scale
 from imagesets.sets import open_set
-from tools.protocols import ROOT, own_tasks, protocol_versions, read_record
+from tools.protocols import PAGE, RECORD, ROOT, own_tasks, protocol_versions, update_page, update_record
 
 TASKS = {key: load_extension(kind, key) for kind in ("probes", "downstream") for key in source_files(kind)}
 PROTOCOLS = {name: protocol for module in TASKS.values() for name, protocol in module.PROTOCOLS.items()}
@@ -102,14 +102,13 @@ def test_every_file_defines_what_a_task_file_must():
             setattr(protocol.task, fields(protocol.task)[0].name, None)
 
 
-def test_a_changed_protocol_has_a_new_version():
-    """When this fails, raise the version of what you changed and run `python -m tools.protocols`."""
-    assert protocol_versions(own_tasks()) == read_record(ROOT)
-
-
-def test_the_index_describes_the_task_files_as_they_are():
-    """The test writes the file where it is out of date, so that the next run passes: commit it."""
-    assert not write_index()
+def test_every_generated_file_is_up_to_date_and_changed_protocols_have_a_new_version():
+    """The test writes files that are out of date, so that the next run passes: commit them."""
+    tasks = own_tasks()
+    differences = update_record(ROOT, protocol_versions(tasks))  # an error if the version has to be raised
+    page, index = update_page(ROOT, tasks), write_index()
+    written = {str(RECORD): bool(differences), str(PAGE): page, f"bench/{FILE.name}": index}
+    assert not any(written.values()), f"written now, commit: {', '.join(name for name in written if written[name])}"
 
 
 # Protocol -> field -> values that its task refuses whatever the other settings are.

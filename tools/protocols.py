@@ -53,8 +53,22 @@ def update_record(root: Path, now: Versions) -> list[str]:
     """Write the record; returns a line for each difference. ValueError, without writing, for a silent change."""
     before = read_record(root)
     refuse_silent_changes(before, now)
-    write_atomic(root / RECORD, json.dumps(now, indent=1) + "\n")
+    _write(root / RECORD, json.dumps(now, indent=1) + "\n")
     return list(record_differences(before, now))
+
+
+def update_page(root: Path, tasks: Mapping[str, ModuleType]) -> bool:
+    """Write docs/protocols.md; returns whether it changed."""
+    sections = [*_suites(tasks), *(line for key, module in tasks.items() for line in _task(key, module))]
+    return _write(root / PAGE, "\n".join([INTRODUCTION, *sections]))
+
+
+def _write(path: Path, text: str) -> bool:
+    """Write a file unless it has this text; returns whether it changed."""
+    if path.exists() and path.read_text() == text:
+        return False
+    write_atomic(path, text)
+    return True
 
 
 def refuse_silent_changes(before: Versions, now: Versions) -> None:
@@ -165,8 +179,7 @@ def main() -> None:
     """Record the protocols of the code, write the page, and print what changed."""
     tasks = own_tasks()
     lines = update_record(ROOT, protocol_versions(tasks))
-    sections = [*_suites(tasks), *(line for key, module in tasks.items() for line in _task(key, module))]
-    write_atomic(ROOT / PAGE, "\n".join([INTRODUCTION, *sections]))
+    update_page(ROOT, tasks)
     write_index()
     say(*(lines or ["no protocol changed"]), f"written: {RECORD}, {PAGE}, bench/{FILE.name}")
 
