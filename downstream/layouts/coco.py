@@ -134,7 +134,6 @@ def parse_instances(
     folder: str,
     name: str,
     annotation_files: tuple[str, ...] | None = None,
-    notes: tuple[str, ...] = (),
 ) -> Instances:
     """The listing of the images and objects in the contents of an annotation file.
 
@@ -144,7 +143,6 @@ def parse_instances(
         folder: folder of the images, relative to the root.
         name: the annotation file, or the folder of the annotation files, relative to the root.
         annotation_files: the annotation files in the folder `name`; None if `name` is the only one.
-        notes: further notes of the listing.
 
     Raises:
         ValueError: the contents are inconsistent; the message names the entry.
@@ -178,7 +176,7 @@ def parse_instances(
         categories=categories,
         annotations=name,
         annotation_files=(name,) if annotation_files is None else annotation_files,
-        notes=(*_notes(split, list(objects.values()), categories, has_outlines), *counted, *notes),
+        notes=(*_notes(split, list(objects.values()), categories, has_outlines), *counted),
     )
 
 
