@@ -180,7 +180,7 @@ class Setup:
 
     def reference(self, value: PublishedValue) -> str:
         """The user's reference to the value's network or its checkpoint, or timm's copy; "" if there is none."""
-        timm = WEIGHTS.get(run_name(value), "")
+        timm = "" if value.network else WEIGHTS.get(value.checkpoint, "")
         return self.checkpoints.get(run_name(value)) or self.checkpoints.get(value.checkpoint) or timm
 
 
@@ -284,27 +284,32 @@ def other_weights(value: PublishedValue, method: str, architecture: str) -> str:
 
 def missing(plan: Sequence[PublishedValue], setup: Setup) -> Iterator[str]:
     """Lines `missing: ...` about images and weights that the commands need, and `note: ...` about differences."""
-    measurable = [value for value in plan if not unmeasured(value)]
-    for data in dict.fromkeys(value.data for value in measurable if value.protocol != LOG):
-        space = Workspace(cache=setup.out / "cache", data=setup.url(data))
+    absent: dict[object, str] = {}  # path that does not exist -> the first weights that need it
+    without: dict[str, None] = {}  # names of weights that are neither given nor trained
+    data: dict[str, None] = {}
+    for value in plan:
+        reference, name = "" if value.protocol == LOG else setup.reference(value), run_name(value)
+        if unmeasured(value):
+            continue
+        if not reference and untrained(value):
+            without[name] = None
+            continue
+        if value.protocol != LOG:
+            data[value.data] = None
+        if reference.startswith(f"{SCHEME}:"):  # code of the user's, which is no file
+            continue
+        if path := absent_file(reference) if reference else absent_images(setup.training_images(value)):
+            absent.setdefault(path, name)
+    yield from (f"note: {name}: no weights; give --checkpoints {name}=PATH" for name in without)
+    yield from (f"missing: {path} does not exist, for {name}" for path, name in absent.items())
+    for name in data:
+        space, published = Workspace(cache=setup.out / "cache", data=setup.url(name)), SETS[name].images
         try:
-            images = open_data(data, setup.url(data), space, val_alone=True).images
-            if dict(images) != dict(SETS[data].images):
-                yield f"note: {data} has {_counts(images)} images, the published set {_counts(SETS[data].images)}"
+            images = open_data(name, space.data, space, val_alone=True).images
+            if dict(images) != dict(published):
+                yield f"note: {name} has {_counts(images)} images, the published set {_counts(published)}"
         except ValueError as error:
             yield f"missing: {in_one_line(error)}"
-    lines: dict[str, None] = {}
-    for value in measurable:
-        reference = "" if value.protocol == LOG else setup.reference(value)
-        if reference:
-            path = None if reference.startswith(f"{SCHEME}:") else absent_file(reference)
-            if path:
-                lines[f"missing: {run_name(value)}: {path} does not exist"] = None
-        elif untrained(value):
-            lines[f"note: {run_name(value)}: no weights; give --checkpoints {run_name(value)}=PATH"] = None
-        elif path := absent_images(setup.training_images(value)):
-            lines[f"missing: images to pretrain {value.checkpoint} on: {path} does not exist"] = None
-    yield from lines
 
 
 HEADER = """#!/usr/bin/env bash
