@@ -1,24 +1,22 @@
 """`import bench`: the commands as functions, for notebooks and programs.
 
-Each function builds the same options as its command and runs the same code, so both share their results: what
-`bench run` left in a folder is not evaluated again, and `bench leaderboard` shows what a notebook measured. Functions
-return what the commands print; progress and warnings go to standard error.
+Functions and commands run the same code with the same options, so both share their results: what `bench run` left in
+a folder is not evaluated again, and `bench leaderboard` shows what a notebook measured. Functions return what the
+commands print; warnings and bars of progress go to standard error.
 
-Users' mistakes raise a ValueError of one line that names the argument. No heavy library is imported before a function
-is called.
+Users' mistakes raise a UserError, a ValueError of one line that names the argument. No heavy library is imported before
+a function is called.
 """
 
-import io
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bench.options import Options
 from engine.errors import UserError
+from engine.printing import heard_by, say
 from engine.settings import NonNegativeInt, PositiveInt, convert
 
 if TYPE_CHECKING:
@@ -34,20 +32,6 @@ if TYPE_CHECKING:
     from imagesets.schemes.memory import HeldSets
     from pretrain.method import Method
     from probes.features.extract import FeatureSet
-
-
-@contextmanager
-def commands() -> Iterator[None]:
-    """A block that runs code of our commands on behalf of a Python function.
-
-    Standard output is suppressed, and messages of ValueErrors name the function's arguments in place of options.
-    """
-    try:
-        with redirect_stdout(io.StringIO()):
-            yield
-    except ValueError as error:
-        error.args = tuple(in_python(part) if isinstance(part, str) else part for part in error.args)
-        raise
 
 
 # Argument of functions -> its type, where it is not a field of options.
@@ -68,39 +52,6 @@ def check(**arguments: Any) -> None:
             convert(value, TYPES[name])
         except ValueError as error:
             raise UserError(name, str(error), value) from None
-
-
-# Options of the command line whose arguments have other names; in all others, hyphens become underscores.
-ARGUMENTS = {"set": "settings", "compile": "Options.compiled", "results": "out"}
-OPTIONS = ("device", "precision", "decode", "skip-bad", "batch-size", "workers")
-COMMAND_LINE = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w-])(:)?( )?")
-IMPORT_COMMAND = re.compile(r"bench import (?:'([^']*)'|(\S+)) --out FOLDER((?: --[a-z-]+ [^\s;,)]+)*)")
-
-
-def in_python(message: str) -> str:
-    """A message of the command line in the terms of the Python API.
-
-    "--statistics" becomes "statistics=", and `bench import FILE --out FOLDER --heads N` becomes
-    `bench.load('FILE', heads=N)`.
-    """
-
-    def call(match: re.Match[str]) -> str:
-        words = match[3].split()
-        pairs = zip(words[::2], words[1::2], strict=True)
-        options = [f"{name[2:].replace('-', '_')}={value}" for name, value in pairs]
-        return f"bench.load({', '.join([repr(match[1] or match[2]), *options])})"
-
-    def argument(match: re.Match[str]) -> str:
-        option, colon, space = match[1], match[2] or "", match[3] or ""
-        name = ARGUMENTS.get(option, option.replace("-", "_"))
-        name = f"Options.{name}" if option in OPTIONS else name
-        if colon:
-            return f"{name}:{space}"
-        return f"{name}={space}" if match.start() else f"{name}="  # a message may begin with `--data x`: then `data=x`
-
-    calls = IMPORT_COMMAND.sub(call, message).replace("bench import with ", "bench.load with ")
-    calls = calls.replace("(bench import --", "(bench.load: --")
-    return COMMAND_LINE.sub(argument, calls)
 
 
 def changes_of(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -184,6 +135,7 @@ def _is_pair(data: Any) -> bool:
     return isinstance(data, tuple) and len(data) == 2 and not any(isinstance(part, str) for part in data)
 
 
+Progress = Callable[[str], object]  # is called with what a command would print, one or several lines
 OUT = Path("bench-results")  # default folder of results and features
 
 
@@ -210,42 +162,38 @@ def load(
     ValueError if it cannot be read, differs from what was exported, or its format is ambiguous.
     """
     check(statistics=statistics)
-    with commands():
-        from bench.checkpoints import default_name, load_export
-        from checkpoints.export import ViTExport
-        from checkpoints.frozen import SCHEME
-        from checkpoints.import_options import ImportOptions
-        from checkpoints.resolve import load_frozen, of_module
-        from engine.printing import say
+    from bench.checkpoints import default_name, load_export
+    from checkpoints.export import ViTExport
+    from checkpoints.frozen import SCHEME
+    from checkpoints.import_options import ImportOptions
+    from checkpoints.resolve import load_frozen, of_module
 
-        options = ImportOptions(
-            branch=branch,
-            prefix=prefix,
-            heads=heads,
-            image_size=image_size,
-            statistics=statistics,
-            architecture=architecture,
-        )
-        if is_module(checkpoint):
-            export = of_module(checkpoint, options, forward)
-            reference = str(export.facts.get("source_file", type(checkpoint).__name__))
-        elif forward is not None:
-            raise ValueError("forward= is for a torch.nn.Module")
-        elif not isinstance(checkpoint, str | Path):
-            if not hasattr(checkpoint, "digest"):
-                kind = type(checkpoint).__name__
-                raise ValueError(
-                    f"checkpoint is of type {kind}; give a path or reference, a torch.nn.Module or an export"
-                )
-            return checkpoint
-        elif str(checkpoint).startswith(f"{SCHEME}:"):
-            reference, export = str(checkpoint), load_frozen(checkpoint, options)
-        else:
-            reference, export = load_export(str(checkpoint), options)
-        name = default_name(export, reference)
-        assumed = export.facts.get("assumed") or ()
-        say(*(f"bench: {name}: assumed: {in_python(assumption)}" for assumption in assumed), errors=True)
-        return replace(export, facts={**export.facts, "name": name}) if isinstance(export, ViTExport) else export
+    options = ImportOptions(
+        branch=branch,
+        prefix=prefix,
+        heads=heads,
+        image_size=image_size,
+        statistics=statistics,
+        architecture=architecture,
+    )
+    if is_module(checkpoint):
+        export = of_module(checkpoint, options, forward)
+        reference = str(export.facts.get("source_file", type(checkpoint).__name__))
+    elif forward is not None:
+        raise ValueError("forward= is for a torch.nn.Module")
+    elif not isinstance(checkpoint, str | Path):
+        if not hasattr(checkpoint, "digest"):
+            kind = type(checkpoint).__name__
+            raise ValueError(f"checkpoint is of type {kind}; give a path or reference, a torch.nn.Module or an export")
+        return checkpoint
+    elif str(checkpoint).startswith(f"{SCHEME}:"):
+        reference, export = str(checkpoint), load_frozen(checkpoint, options)
+    else:
+        reference, export = load_export(str(checkpoint), options)
+    name = default_name(export, reference)
+    assumed = export.facts.get("assumed") or ()
+    say(*(f"bench: {name}: assumed: {assumption}" for assumption in assumed), errors=True)
+    return replace(export, facts={**export.facts, "name": name}) if isinstance(export, ViTExport) else export
 
 
 def extract(
@@ -271,25 +219,21 @@ def extract(
     not finite; its subclass UnreadableImage, with the path of the image, unless `options.skip_bad`.
     """
     check(limit=limit, options=options)
-    with commands():
-        from bench.names import ready_device
-        from bench.options import EvaluationOptions
-        from bench.run.prepare import workspace_of
-        from imagesets.sets import open_set
-        from probes.features.extract import extract as extracted
-        from probes.features.kinds import FeatureKind
+    from bench.names import ready_device
+    from bench.options import EvaluationOptions
+    from bench.run.prepare import workspace_of
+    from imagesets.sets import open_set
+    from probes.features.extract import extract as extracted
+    from probes.features.kinds import FeatureKind
 
-        export, (urls, _held) = load(checkpoint), named_data(data)
-        kind = FeatureKind(pool or source_pool(export.spec), layer, norm)
-        try:
-            kind.check(export.spec, "TASK")
-        except ValueError as error:
-            raise ValueError(str(error).replace("--set TASK.", "")) from None
-        shared = {**vars(options or Options()), "limit": limit, "out": Path(out)}
-        evaluation = EvaluationOptions(**shared, checkpoint=(), suite="")
-        ready_device(evaluation.device, evaluation.compiled)
-        space = replace(workspace_of(evaluation), data=urls[0].partition("=")[2])
-        return extracted(export, space.images(split, open_set), [kind], space)
+    export, (urls, _held) = load(checkpoint), named_data(data)
+    kind = FeatureKind(pool or source_pool(export.spec), layer, norm)
+    kind.check(export.spec)
+    shared = {**vars(options or Options()), "limit": limit, "out": Path(out)}
+    evaluation = EvaluationOptions(**shared, checkpoint=(), suite="")
+    ready_device(evaluation.device, evaluation.compiled)
+    space = replace(workspace_of(evaluation), data=urls[0].partition("=")[2])
+    return extracted(export, space.images(split, open_set), [kind], space)
 
 
 def evaluate(
@@ -310,6 +254,7 @@ def evaluate(
     rerun: bool = False,
     out: str | Path = OUT,
     options: Options | None = None,
+    progress: Progress | None = None,
 ) -> "Result":
     """Evaluate a checkpoint on an image set by one protocol, and record the result, as `bench run` does.
 
@@ -319,18 +264,17 @@ def evaluate(
     images, labels: arrays or lists, of which a fifth of each class is held out for validation, or pairs (train, val) of
     them; `data` is then their name. name: the checkpoint's name in results. settings: changed settings of the protocol,
     such as {"k": (10, 20)}; the result is marked. A result that is in `out` already is returned, unless `rerun`.
-    `result.metrics["top1_k20"]` has `.value`, in its `.unit`, and `.interval`, the 95 % interval over validation
-    images; `result.numbers` has only the values.
+    progress: is called with the lines that `bench run` prints. `result.metrics["top1_k20"]` has `.value`, in its
+    `.unit`, and `.interval`, the 95 % interval over validation images; `result.numbers` has only the values.
 
     ValueError for invalid arguments. If the task fails, its error, which is also recorded.
     engine.training.interruptions.Stopped if a signal stopped a training: the same call resumes it.
     """
     check(protocol=protocol, name=name, settings=settings)
     changes = {f"{protocol}.{field}": value for field, value in (settings or {}).items()}
-    with commands():
-        from bench.run.suites import catalogue, choose_protocols
+    from bench.run.suites import catalogue, choose_protocols
 
-        names = [matching.name for matching in choose_protocols(protocol, catalogue(suite=protocol))]
+    names = [matching.name for matching in choose_protocols(protocol, catalogue(suite=protocol))]
     if len(names) > 1:
         raise ValueError(
             f"{protocol!r} stands for {len(names)} protocols, such as {names[0]!r}: name one, or use evaluate_suite"
@@ -362,6 +306,7 @@ def evaluate(
         rerun=rerun,
         out=out,
         options=options,
+        progress=progress,
     )
     return result
 
@@ -379,6 +324,7 @@ def evaluate_suite(
     rerun: bool = False,
     out: str | Path = OUT,
     options: Options | None = None,
+    progress: Progress | None = None,
 ) -> "Results":
     """Evaluate one or several checkpoints by several protocols on several image sets, reading images only once.
 
@@ -388,37 +334,36 @@ def evaluate_suite(
     tasks fail, the others are still evaluated; then the first error is raised. All errors are recorded.
     """
     check(suite=suite, settings=settings, options=options)
-    with commands():
-        from bench.evaluation import evaluate as run_evaluation
-        from bench.options import EvaluationOptions
-        from bench.results.record import read_result
-        from bench.results.table import Results
-        from engine.printing import say
+    from bench.evaluation import evaluate as run_evaluation
+    from bench.options import EvaluationOptions
+    from bench.results.record import read_result
+    from bench.results.table import Results
 
-        folder, (urls, _held) = Path(out), named_data(data)
-        networks = list(checkpoints) if isinstance(checkpoints, list | tuple) else [checkpoints]
-        exports = [network if isinstance(network, str | Path) else load(network) for network in networks]
-        evaluation = EvaluationOptions(
-            **vars(options or Options()),
-            checkpoint=tuple(reference_to(export, folder) for export in exports),
-            name=(names,) if isinstance(names, str) else tuple(names),
-            suite=suite,
-            data=tuple(urls),
-            select=select,
-            set=changes_of(settings),
-            out=folder,
-            seed=seed,
-            limit=limit,
-            rerun=rerun,
-        )
+    folder, (urls, _held) = Path(out), named_data(data)
+    networks = list(checkpoints) if isinstance(checkpoints, list | tuple) else [checkpoints]
+    exports = [network if isinstance(network, str | Path) else load(network) for network in networks]
+    evaluation = EvaluationOptions(
+        **vars(options or Options()),
+        checkpoint=tuple(reference_to(export, folder) for export in exports),
+        name=(names,) if isinstance(names, str) else tuple(names),
+        suite=suite,
+        data=tuple(urls),
+        select=select,
+        set=changes_of(settings),
+        out=folder,
+        seed=seed,
+        limit=limit,
+        rerun=rerun,
+    )
+    with heard_by(progress):
         tally = run_evaluation(evaluation)
-        if tally.errors:
-            raise tally.errors[0]
-        results = Results(read_result(job.path) for job in tally.jobs)
-        if any(isinstance(network, str | Path) for network in networks):  # for others `load` has printed it
-            assumed = {result.checkpoint.name: result.checkpoint.assumed for result in results}
-            say(*(f"bench: {name}: assumed: {in_python(text)}" for name, text in assumed.items() if text), errors=True)
-        return results
+    if tally.errors:
+        raise tally.errors[0]
+    results = Results(read_result(job.path) for job in tally.jobs)
+    if any(isinstance(network, str | Path) for network in networks):  # for others `load` has printed it
+        assumed = {result.checkpoint.name: result.checkpoint.assumed for result in results}
+        say(*(f"bench: {name}: assumed: {text}" for name, text in assumed.items() if text), errors=True)
+    return results
 
 
 def compare(
@@ -438,18 +383,17 @@ def compare(
 
     ValueError, with the choices, for a name that is not in `out`.
     """
-    with commands():
-        from bench.results.record import check_folder
-        from bench.statistics.compare import compare as compared
+    from bench.results.record import check_folder
+    from bench.statistics.compare import compare as compared
 
-        check_folder(Path(out))
-        sides = (first, *others)
-        if invalid := [side for side in sides if not (isinstance(side, str) or hasattr(side, "checkpoint"))]:
-            raise ValueError(
-                f"{invalid[0]!r} is neither the name of a checkpoint nor a result; give names of checkpoints in {out}"
-            )
-        names = [side if isinstance(side, str) else side.checkpoint.unique_name for side in sides]
-        return compared(Path(out), names, data, protocol, metric)
+    check_folder(Path(out))
+    sides = (first, *others)
+    if invalid := [side for side in sides if not (isinstance(side, str) or hasattr(side, "checkpoint"))]:
+        raise ValueError(
+            f"{invalid[0]!r} is neither the name of a checkpoint nor a result; give names of checkpoints in {out}"
+        )
+    names = [side if isinstance(side, str) else side.checkpoint.unique_name for side in sides]
+    return compared(Path(out), names, data, protocol, metric)
 
 
 def leaderboard(out: str | Path = OUT, *, published: bool = False, formats: Sequence[str] = ()) -> "Leaderboard":
@@ -458,16 +402,15 @@ def leaderboard(out: str | Path = OUT, *, published: bool = False, formats: Sequ
     published: with papers' numbers of the same protocols, marked. formats: additional files to write, as for
     `bench leaderboard --format`: "latex", "html", "parquet". ValueError for a folder without results.
     """
-    with commands():
-        from bench.reports.leaderboard import FORMATS, write_leaderboard
-        from bench.reports.page import tables_page
-        from bench.results.record import check_folder
-        from engine.printing import did_you_mean
+    from bench.reports.leaderboard import FORMATS, write_leaderboard
+    from bench.reports.page import tables_page
+    from bench.results.record import check_folder
+    from engine.printing import did_you_mean
 
-        if unknown := [name for name in formats if name not in FORMATS]:
-            raise ValueError(f"no format {unknown[0]!r}{did_you_mean(unknown[0], list(FORMATS))}")
-        check_folder(Path(out))
-        return write_leaderboard(Path(out), published, formats, tables_page)
+    if unknown := [name for name in formats if name not in FORMATS]:
+        raise ValueError(f"no format {unknown[0]!r}{did_you_mean(unknown[0], list(FORMATS))}")
+    check_folder(Path(out))
+    return write_leaderboard(Path(out), published, formats, tables_page)
 
 
 def report(
@@ -477,15 +420,14 @@ def report(
 
     ValueError for a folder without results.
     """
-    with commands():
-        from bench.reports.page import report_page
-        from bench.results.record import check_folder
-        from engine.files import write_atomic
+    from bench.reports.page import report_page
+    from bench.results.record import check_folder
+    from engine.files import write_atomic
 
-        check_folder(Path(out))
-        path = Path(to or Path(out) / "report.html")
-        write_atomic(path, report_page(Path(out), published, pictures))
-        return path
+    check_folder(Path(out))
+    path = Path(to or Path(out) / "report.html")
+    write_atomic(path, report_page(Path(out), published, pictures))
+    return path
 
 
 def curves(
@@ -514,10 +456,9 @@ def curves(
         >>> figures = bench.curves(None, runs=["runs/mae", "runs/dino"], along="hours")  # doctest: +SKIP
         >>> figures["pretraining"].savefig("pretraining.pdf")  # doctest: +SKIP
     """
-    with commands():
-        from bench.reports.figures import paper_figures
+    from bench.reports.figures import paper_figures
 
-        return paper_figures("curves", Path(out) if out else None, [str(run) for run in runs], along, width)
+    return paper_figures("curves", Path(out) if out else None, [str(run) for run in runs], along, width)
 
 
 def scatter(out: str | Path = OUT, *, width: float = 6.75) -> "dict[str, Figure]":
@@ -533,10 +474,9 @@ def scatter(out: str | Path = OUT, *, width: float = 6.75) -> "dict[str, Figure]
     Raises:
         ValueError: There is nothing to draw.
     """
-    with commands():
-        from bench.reports.figures import paper_figures
+    from bench.reports.figures import paper_figures
 
-        return paper_figures("scatter", Path(out), width=width)
+    return paper_figures("scatter", Path(out), width=width)
 
 
 def method(
@@ -570,16 +510,15 @@ def method(
         >>> mae([Image.new("RGB", (32, 32), "red"), Image.new("RGB", (32, 32), "blue")]).loss.backward()
     """
     check(method=name, recipe=recipe, settings=settings, seed=seed)
-    with commands():
-        from bench.pretraining.recipes import choose_recipe
-        from bench.pretraining.run import with_initial_weights
-        from pretrain.loop.trainer import build
+    from bench.pretraining.recipes import choose_recipe
+    from bench.pretraining.run import with_initial_weights
+    from pretrain.loop.trainer import build
 
-        chosen = with_initial_weights(choose_recipe(name, recipe, changes_of(settings)), str(init) if init else None)
-        module = build(chosen.module, chosen.recipe, seed)
-        if chosen.init:
-            chosen.init.load_into(module)
-        return module
+    chosen = with_initial_weights(choose_recipe(name, recipe, changes_of(settings)), str(init) if init else None)
+    module = build(chosen.module, chosen.recipe, seed)
+    if chosen.init:
+        chosen.init.load_into(module)
+    return module
 
 
 def pretrain(
@@ -600,6 +539,7 @@ def pretrain(
     health_every: int = 0,
     health_data: str | None = None,
     options: Options | None = None,
+    progress: Progress | None = None,
 ) -> "ViTExport":
     """Pretrain an encoder with a method's recipe in the folder `out`, as `bench pretrain` does; returns the encoder.
 
@@ -616,33 +556,34 @@ def pretrain(
     engine.training.interruptions.Stopped if a signal stopped it, with its state saved.
     """
     check(method=method, recipe=recipe, settings=settings, options=options)
-    with commands():
-        from bench.checkpoints import load_export
-        from bench.options import PretrainOptions
-        from bench.pretraining.run import run_pretraining
-        from engine.training.interruptions import STOPPED, Stopped
+    from bench.checkpoints import load_export
+    from bench.options import PretrainOptions
+    from bench.pretraining.run import run_pretraining
+    from engine.training.interruptions import STOPPED, Stopped
 
-        training = PretrainOptions(
-            **vars(options or Options()),
-            method=method,
-            recipe=recipe,
-            images=images,
-            out=Path(out),
-            set=changes_of(settings),
-            init=str(init) if init else None,
-            freeze_first_epochs=freeze_first_epochs,
-            resume=resume,
-            seed=seed,
-            shuffle_window=shuffle_window,
-            export_every=export_every,
-            knn_every=knn_every,
-            knn_data=knn_data,
-            health_every=health_every,
-            health_data=health_data,
-        )
-        if run_pretraining(training) == STOPPED:
-            raise Stopped(f"stopped by a signal, state saved in {out}; to continue, call it again with resume=True")
-        return load_export(str(out))[1]
+    training = PretrainOptions(
+        **vars(options or Options()),
+        method=method,
+        recipe=recipe,
+        images=images,
+        out=Path(out),
+        set=changes_of(settings),
+        init=str(init) if init else None,
+        freeze_first_epochs=freeze_first_epochs,
+        resume=resume,
+        seed=seed,
+        shuffle_window=shuffle_window,
+        export_every=export_every,
+        knn_every=knn_every,
+        knn_data=knn_data,
+        health_every=health_every,
+        health_data=health_data,
+    )
+    with heard_by(progress):
+        code = run_pretraining(training)
+    if code == STOPPED:
+        raise Stopped(f"stopped by a signal, state saved in {out}; to continue, call it again with resume=True")
+    return load_export(str(out))[1]
 
 
 def visualize(
@@ -671,27 +612,26 @@ def visualize(
     ValueError for an unknown kind or setting, images that cannot be read, and networks that are not ViTs.
     """
     check(kind=kind, settings=settings, limit=limit, seed=seed)
-    with commands():
-        from bench.names import chosen_device
-        from bench.reports.panels import Format
-        from bench.reports.visualize import PictureRequest, chosen_kind, draw_pictures
-        from engine.optional import require
+    from bench.names import chosen_device
+    from bench.reports.panels import Format
+    from bench.reports.visualize import PictureRequest, chosen_kind, draw_pictures
+    from engine.optional import require
 
-        require("matplotlib")
-        if unknown := [form for form in formats if form not in get_args(Format)]:
-            raise ValueError(f"formats: {unknown[0]!r} is not one of {', '.join(get_args(Format))}")
-        chosen = chosen_kind(kind, changes_of(settings))
-        networks = checkpoints if isinstance(checkpoints, list | tuple) else [checkpoints]
-        loaded = [network if isinstance(network, str | Path) else load(network) for network in networks]
-        request = PictureRequest(
-            references=tuple(reference_to(network, Path(out)) for network in loaded),
-            names=tuple(names),
-            sources=tuple(map(str, images if isinstance(images, list | tuple) else [images])),
-            split=split,
-            limit=limit,
-            size=size,
-            square=square,
-            seed=seed,
-            device=chosen_device(device),
-        )
-        return list(draw_pictures(chosen, request, Path(out), tuple(dict.fromkeys(formats))))
+    require("matplotlib")
+    if unknown := [form for form in formats if form not in get_args(Format)]:
+        raise ValueError(f"formats: {unknown[0]!r} is not one of {', '.join(get_args(Format))}")
+    chosen = chosen_kind(kind, changes_of(settings))
+    networks = checkpoints if isinstance(checkpoints, list | tuple) else [checkpoints]
+    loaded = [network if isinstance(network, str | Path) else load(network) for network in networks]
+    request = PictureRequest(
+        references=tuple(reference_to(network, Path(out)) for network in loaded),
+        names=tuple(names),
+        sources=tuple(map(str, images if isinstance(images, list | tuple) else [images])),
+        split=split,
+        limit=limit,
+        size=size,
+        square=square,
+        seed=seed,
+        device=chosen_device(device),
+    )
+    return list(draw_pictures(chosen, request, Path(out), tuple(dict.fromkeys(formats))))

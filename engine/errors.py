@@ -9,10 +9,11 @@ import resource
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from shlex import join
 from typing import Any
 
-from engine.printing import printable
+from engine.printing import heard_by, print_lines, printable
 
 # Arguments whose options have other names; in all others, underscores become hyphens.
 OPTIONS = {"settings": "set", "compiled": "compile"}
@@ -39,7 +40,7 @@ def option(name: str, value: Any = None) -> str:
         if name == "settings" and isinstance(value, str) and "=" in value:
             key, _, text = value.partition("=")
             value = {key.strip(): text.strip()}
-        return name if value is None else f"{name}={str(value) if hasattr(value, '__fspath__') else value!r}"
+        return name if value is None else f"{name}={(str(value) if isinstance(value, Path) else value)!r}"
     flag = f"--{OPTIONS.get(name, name).replace('_', '-')}"
     if value is None or value is True:
         return flag
@@ -51,11 +52,12 @@ def option(name: str, value: Any = None) -> str:
 
 @contextmanager
 def on_command_line() -> Iterator[None]:
-    """A block whose errors and advice are written for the command line instead of for Python."""
+    """A block that prints its lines, and whose errors and advice are written for the command line, not for Python."""
     global _on_command_line
     before, _on_command_line = _on_command_line, True
     try:
-        yield
+        with heard_by(print_lines):
+            yield
     finally:
         _on_command_line = before
 

@@ -9,7 +9,8 @@ import io
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -34,10 +35,31 @@ def text_of(lines: Iterable[object]) -> str:
     return "\n".join(map(printable, lines))
 
 
+def print_lines(text: str) -> None:
+    """The listener of the command line: print lines to standard output, unbuffered."""
+    print(text, flush=True)
+
+
+_listener: Callable[[str], object] | None = None  # in Python, progress is silent unless the caller wants to hear it
+
+
 def say(*lines: object, errors: bool = False) -> None:
-    """Print each of `lines` as one line, unbuffered, to standard output; with `errors` to standard error."""
-    if lines:
-        print(text_of(lines), file=sys.stderr if errors else sys.stdout, flush=True)
+    """Report each of `lines` as one line to the listener; with `errors` print it to standard error instead."""
+    if lines and errors:
+        print(text_of(lines), file=sys.stderr, flush=True)
+    elif lines and _listener:
+        _listener(text_of(lines))
+
+
+@contextmanager
+def heard_by(listener: Callable[[str], object] | None) -> Iterator[None]:
+    """A block whose lines a function gets, called with one or several lines; None keeps the present listener."""
+    global _listener
+    before, _listener = _listener, listener or _listener
+    try:
+        yield
+    finally:
+        _listener = before
 
 
 def in_words(words: Sequence[str]) -> str:

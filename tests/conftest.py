@@ -5,6 +5,8 @@ from itertools import groupby, islice
 
 import pytest
 
+from engine.errors import on_command_line
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
@@ -42,3 +44,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         share = [item for tests in slow[number::count] for item in tests]
         ordered += [*share, *islice(quick, max(0, len(items) // count - len(share)))]
     items[:] = [*ordered, *quick]
+
+
+@pytest.fixture
+def on_terminal():
+    """Lines are printed, and errors name options, as on the command line."""
+    with on_command_line():
+        yield

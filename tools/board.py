@@ -27,6 +27,7 @@ from bench.results.store import StoredResult
 from bench.statistics.compare import interval_text, p_text
 from bench.statistics.matching import match_results, paired_test
 from bench.statistics.paired import PairedTest, holm, paired_t
+from engine.errors import on_command_line
 from engine.printing import markdown_table, say
 
 METHODS = [  # in the order in which they are trained
@@ -435,6 +436,7 @@ def page(folder: Path) -> str:
     )
 
 
+@on_command_line()
 def main() -> None:
     """Make a board, from counting FLOPs to the record; or print or draw the numbers of a record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -16,6 +16,7 @@ from typing import Any
 
 from bench.index import FILE, write_index
 from bench.run.suites import KINDS
+from engine.errors import on_command_line
 from engine.extensions import FOLDERS, load_extension, source_files
 from engine.files import digest, write_atomic
 from engine.printing import say
@@ -175,6 +176,7 @@ def _value(value: Any) -> str:
     return ",".join(map(str, value)) or "()"
 
 
+@on_command_line()
 def main() -> None:
     """Record the protocols of the code, write the page, and print what changed."""
     tasks = own_tasks()

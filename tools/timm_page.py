@@ -11,6 +11,7 @@ from torch import nn
 from checkpoints.importers.timm import VIT_MODULES, spec_of
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import skip_init
+from engine.errors import on_command_line
 from engine.files import write_atomic
 from engine.printing import say
 
@@ -100,4 +101,5 @@ def _table(title: str, column: str, rows: dict[str, tuple[list[str], str]]) -> I
 
 if __name__ == "__main__":
     write_atomic(ROOT / PAGE, timm_page())
-    say(f"written: {PAGE}")
+    with on_command_line():
+        say(f"written: {PAGE}")

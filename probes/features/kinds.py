@@ -13,13 +13,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from checkpoints.backbone import Backbone, Features
 from checkpoints.frozen import FrozenSpec
+from engine.errors import option
 from engine.rows import Rows
 from engine.settings import Validated
 
@@ -56,13 +57,18 @@ class FeatureKind(Validated):
         earlier = (replace(self, layer=layer) for layer in range(spec.depth - 1))
         return (self, *(kind for kind in earlier if kind.exists_in(spec)))
 
-    def check(self, spec: FrozenSpec, task: str) -> None:
+    def check(self, spec: FrozenSpec, task: str = "") -> None:
         """Raises ValueError, naming the setting of `task` to change, if a network does not have this feature."""
+
+        def set_to(name: str, value: Any) -> str:
+            return option("settings", {f"{task}.{name}": value}) if task else option(name, value)
+
         if not -spec.depth <= self.layer < spec.depth:
-            raise ValueError(f"layer {self.layer}: the model has {spec.depth} blocks; the last: --set {task}.layer=-1")
+            last = set_to("layer", -1)
+            raise ValueError(f"layer {self.layer}: the model has {spec.depth} blocks; the last: {last}")
         if not self.exists_in(spec):
             lacking, other = ("patch tokens", "cls") if self.pool == "avg" else ("class token", "avg")
-            raise ValueError(f"the model has no {lacking} at layer {self.layer}; add --set {task}.pool={other}")
+            raise ValueError(f"the model has no {lacking} at layer {self.layer}; add {set_to('pool', other)}")
 
     def of(self, features: Features) -> Tensor:
         """(B, D), or (B, L, D) for patches. Raises ValueError if the network has no class token, or no patches."""

@@ -12,7 +12,6 @@ import timm
 import torch
 
 import bench as api
-from bench.api import in_python
 from bench.cli import parsed
 from bench.results.record import read_result, result_files
 from bench.results.table import Results
@@ -169,11 +168,12 @@ def test_a_layer_that_looks_like_a_classifier_is_reported(capsys):
     assert "assumed" not in api.load(net).facts
 
 
-def test_commands_in_messages_become_calls():
-    text = "say it: bench import 'timm:a b.pth' --out FOLDER --heads N; or --statistics half"
-    assert in_python(text) == "say it: bench.load('timm:a b.pth', heads=N); or statistics= half"
-    assert in_python("3 heads (bench import --heads)") == "3 heads (bench.load: heads=)"
-    assert in_python("--data x=folder:/y: no") == "data=x=folder:/y: no" and in_python("a--b -- c") == "a--b -- c"
+def test_progress_is_heard_by_a_function_alone(exports, tmp_path, capsys):
+    heard = []
+    api.evaluate(exports[0], "knn@dino", "digits:", limit=30, out=tmp_path, progress=heard.append)
+    assert "knn@dino on digits" in "\n".join(heard)
+    api.evaluate(exports[0], "knn@dino", "digits:", limit=30, out=tmp_path, rerun=True)
+    assert capsys.readouterr().out == ""
 
 
 def test_visualize_and_the_version(exports, tmp_path):
@@ -207,7 +207,7 @@ def evaluate(*images, **settings):
         (lambda export: api.load(small_network(), image_size=16, statistics=5), "^statistics=5: must be a text"),
         (lambda export: api.load(export, forward=len), "^forward= is for a torch.nn.Module"),
         (lambda export: api.load("nothing.pth"), "'nothing.pth': no such file .*timm:NAME"),
-        (lambda export: api.evaluate(export, None, "digits:"), "^protocol=None: must be a text"),
+        (lambda export: api.evaluate(export, None, "digits:"), "^protocol: must be a text"),
         (lambda export: api.evaluate(export, "knn@dyno", "digits:"), "did you mean 'knn@dino'"),
         (lambda export: api.evaluate(export, "knn", "digits:"), "'knn' stands for [0-9]+ protocols, such as"),
         (evaluate("digits:", settings=["k=3"]), "^settings=.*: must be"),

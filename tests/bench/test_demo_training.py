@@ -44,7 +44,7 @@ def test_another_recipe_or_seed_is_trained_anew(training_folders, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_the_demo_ends_with_tests_and_a_report(tmp_path, monkeypatch, few_images, capsys):
+def test_the_demo_ends_with_tests_and_a_report(tmp_path, monkeypatch, few_images, capsys, on_terminal):
     """Shortened to trainings of one update, and to 100 images of each split."""
     monkeypatch.setattr(demo, "CHANGES", (*CHANGES, *TINY))
     monkeypatch.setattr(demo, "LIMIT", 100)

@@ -99,7 +99,7 @@ COLOURS = "0 0 0 background\n255 255 255 cell\n"
 @pytest.mark.parametrize(
     ("mode", "lines"), [("L", "0 background\n255 cell\n"), ("L", COLOURS), ("1", COLOURS), ("RGB", COLOURS)]
 )
-def test_binary_masks_of_0_and_255_are_two_classes(mode, lines, tmp_path, capsys):
+def test_binary_masks_of_0_and_255_are_two_classes(mode, lines, tmp_path, capsys, on_terminal):
     url = write_binary_set(tmp_path / "cells", mode, lines)
     scenes = open_scenes(url, "val", tmp_path)
     first_mask = mask_classes(scenes, 0)
@@ -115,7 +115,7 @@ def test_binary_masks_of_0_and_255_are_two_classes(mode, lines, tmp_path, capsys
     assert "no class" not in capsys.readouterr().err
 
 
-def test_masks_of_a_single_class_are_reported_and_not_scored(capsys, tmp_path):
+def test_masks_of_a_single_class_are_reported_and_not_scored(capsys, on_terminal, tmp_path):
     url = write_binary_set(tmp_path / "cells", "L", "background\ncell\n")
     code, out = check_scenes(url, read_all=True), capsys.readouterr().out
     assert code == 1 and out.count("1 of 2 classes, cell") == 2 and out.count("% of the pixels in the masks") == 2
@@ -132,7 +132,7 @@ def test_another_class_list_gives_another_fingerprint(tmp_path):
     assert open_scenes(url, "val", tmp_path).fingerprint != before
 
 
-def test_absent_classes_and_ignored_pixels_are_reported(masks_set, tmp_path, capsys):
+def test_absent_classes_and_ignored_pixels_are_reported(masks_set, tmp_path, capsys, on_terminal):
     store_as_values(masks_set, (0, 1))
     (masks_set / "classes.txt").write_text("ground\ndigit\nunicorn\n")
     outcome = replace(UPERNET["ade_linear@smoke"].task, steps=1, warmup=0).run(
@@ -221,7 +221,7 @@ def test_segnets_folders_without_a_list_of_classes_lack_that_list(tmp_path):
     assert "classes.txt is no regular file" in refusal(open_scenes, f"masks:{tmp_path}", "train", tmp_path)
 
 
-def test_problems_in_files_with_blanks_in_their_names_are_one_line(masks_set, tmp_path, capsys):
+def test_problems_in_files_with_blanks_in_their_names_are_one_line(masks_set, tmp_path, capsys, on_terminal):
     for mask in (masks_set / "masks" / "val").iterdir():
         number = int(mask.stem.rpartition("_")[2])
         name = f"{'ab'[number % 2] * (number + 1)} {'xy'[number % 2] * (number + 1)}.png"
@@ -383,7 +383,7 @@ def test_endings_in_any_case_and_linked_folders_are_read(tmp_path):
     assert not decode_scenes(scenes).problems
 
 
-def test_what_a_layout_does_not_read_is_counted(capsys, tmp_path):
+def test_what_a_layout_does_not_read_is_counted(capsys, on_terminal, tmp_path):
     url = write_masks(tmp_path, pairs("a.jpg", split="train") | pairs("b.jpg") | pairs("c.png", split="extra"))
     Image.new("L", (8, 8)).save(tmp_path / "masks/val/lonely.png")
     hidden = tmp_path / "images/val/.ipynb_checkpoints"
@@ -395,7 +395,7 @@ def test_what_a_layout_does_not_read_is_counted(capsys, tmp_path):
     assert "1 hidden file or folder is left out, such as images/val/.ipynb_checkpoints" in out
 
 
-def test_scenes_in_both_splits_and_orientations_are_reported(capsys, tmp_path):
+def test_scenes_in_both_splits_and_orientations_are_reported(capsys, on_terminal, tmp_path):
     url = write_masks(tmp_path, pairs("a.jpg", "b.jpg", split="train") | pairs("c.jpg"))
     (tmp_path / "images/val/c.jpg").write_bytes((tmp_path / "images/train/b.jpg").read_bytes())
     exif = Image.Exif()
@@ -430,7 +430,7 @@ def test_a_test_folder_serves_as_val_and_segnets_folders_are_read(folders, tmp_p
     assert open_scenes(url, "train", tmp_path).listing.masks == (f"{train[1]}/a.png",)
 
 
-def test_a_broken_link_is_one_problem_and_skipped_with_skip_bad(capsys, tmp_path):
+def test_a_broken_link_is_one_problem_and_skipped_with_skip_bad(capsys, on_terminal, tmp_path):
     url = write_masks(tmp_path, pairs("a.png", split="train") | pairs("b.png", "c.png"))
     (tmp_path / "images/val/c.png").unlink()
     (tmp_path / "images/val/c.png").symlink_to("nowhere.png")
@@ -450,7 +450,7 @@ def test_names_listed_twice_are_refused(tmp_path):
     assert f"occur twice, such as {first}" in refusal(open_scenes, f"voc:{folder}", "val", tmp_path)
 
 
-def test_files_of_a_split_that_cannot_be_opened_are_not_called_unread(capsys, tmp_path):
+def test_files_of_a_split_that_cannot_be_opened_are_not_called_unread(capsys, on_terminal, tmp_path):
     url = write_masks(tmp_path, pairs("a.png", split="train") | pairs("b.png"))
     (tmp_path / "masks/val/b.png").unlink()
     assert check_scenes(url, read_all=True) == 1

@@ -1,6 +1,7 @@
 """Unprintable characters are escaped, and the text of a cell is inert in Markdown and in spreadsheets."""
 
-from engine.printing import in_csv, in_markdown, printable, say
+from engine.errors import on_command_line
+from engine.printing import heard_by, in_csv, in_markdown, printable, say
 
 
 def test_unprintable_characters_are_escaped_once():
@@ -18,10 +19,16 @@ def test_unprintable_characters_are_escaped_once():
         assert printable(text) == expected == printable(expected)
 
 
-def test_say_prints_each_argument_as_one_line(capsys):
-    say("a", 1, "b\nc", "")
-    say("d", errors=True)
-    assert capsys.readouterr() == ("a\n1\nb\\nc\n\n", "d\n")
+def test_say_gives_each_argument_as_one_line_to_the_listener(capsys):
+    heard = []
+    say("nobody listens")
+    with heard_by(heard.append):
+        say("e")
+        with on_command_line():
+            say("a", 1, "b\nc", "")
+            say("d", errors=True)
+    say("nobody listens")
+    assert heard == ["e"] and capsys.readouterr() == ("a\n1\nb\\nc\n\n", "d\n")
 
 
 def test_cells_are_inert_in_markdown_and_csv():
