@@ -12,7 +12,7 @@ from checkpoints.frozen import SCHEME, FrozenExport, FrozenSpec
 from checkpoints.import_options import ImportOptions
 from checkpoints.resolve import load, load_frozen
 from checkpoints.runs import finished_export, is_run
-from engine.errors import in_one_line
+from engine.errors import UserError, in_one_line
 from engine.printing import say
 
 SUFFIXES = (".safetensors", ".pth.tar", ".pth", ".pt", ".ckpt", ".bin", ".tar")
@@ -45,7 +45,7 @@ def load_checkpoint(
             reference, export = load_export(reference, options)
     except (ValueError, OSError) as error:
         message = in_one_line(error).removeprefix(reference).removeprefix(":").strip()
-        raise ValueError(f"--checkpoint {reference}: {message}") from error
+        raise UserError("checkpoint", message, reference) from error
     used = describe(export, name or default_name(export, reference), reference)
     if isinstance(export, ViTExport):
         if not (is_stored := is_export(Path(reference).expanduser())):
@@ -64,8 +64,8 @@ def check_activations(checkpoint: LoadedCheckpoint, export: FrozenExport) -> Non
     A fresh import needs no check: its fingerprint was just computed from its weights.
     """
     if checkpoint.is_stored and isinstance(export, ViTExport) and (problems := export.verify()):
-        raise ValueError(
-            f"--checkpoint {checkpoint.reference}: differs from what was exported: {problems[0]}; import it again"
+        raise UserError(
+            "checkpoint", f"differs from what was exported: {problems[0]}; import it again", checkpoint.reference
         )
 
 
@@ -110,7 +110,7 @@ def describe(export: FrozenExport, name: str, reference: str) -> CheckpointUsed:
     """The description of an export for results."""
     facts = export.facts
     return CheckpointUsed(
-        name=checked_name(name, "--name"),
+        name=checked_name(name, "name"),
         digest=export.digest,
         method=str(facts.get("method") or ""),
         recipe=str(facts.get("recipe") or ""),
@@ -138,12 +138,11 @@ def default_name(export: FrozenExport, reference: str) -> str:
     return text.removesuffix(f"-{export.digest[:8]}") or "checkpoint"
 
 
-def checked_name(name: str, option: str) -> str:
-    """The name itself. ValueError, naming the `option`, if it cannot be part of a file name on every system."""
+def checked_name(name: str, argument: str) -> str:
+    """The name itself. UserError, naming the `argument`, if it cannot be part of a file name on every system."""
     if not SAFE_NAME.fullmatch(name):
-        raise ValueError(
-            f"{option} {name!r}: use ASCII letters, digits and . _ @ + - only, not starting with . @ + or -"
-        )
+        text = "use ASCII letters, digits and . _ @ + - only, not starting with . @ + or -"
+        raise UserError(argument, text, name)
     return name
 
 

@@ -11,7 +11,7 @@ from shlex import quote
 from tempfile import TemporaryFile
 
 from bench.settings import named_values
-from engine.errors import in_one_line
+from engine.errors import UserError, in_one_line, option
 from engine.extensions import extensions
 from engine.printing import did_you_mean
 
@@ -26,8 +26,8 @@ def check_writable(out: Path) -> None:
         raise _out_error(out, error) from error
 
 
-def _out_error(out: Path, error: OSError) -> ValueError:
-    return ValueError(f"--out: {in_one_line(OSError(error.errno, error.strerror, str(out)))}")
+def _out_error(out: Path, error: OSError) -> UserError:
+    return UserError("out", in_one_line(OSError(error.errno, error.strerror, str(out))))
 
 
 def check_new_export(out: Path) -> None:
@@ -40,7 +40,7 @@ def check_new_export(out: Path) -> None:
     except OSError as error:
         raise _out_error(out, error) from error
     if has_files and not (out / "config.json").exists():
-        raise ValueError(f"--out {out}: this folder is not empty and not an export: choose a new one")
+        raise UserError("out", "this folder is not empty and not an export: choose a new one", out)
 
 
 def ready_device(text: str, compiled: bool) -> str:
@@ -62,23 +62,23 @@ def chosen_device(text: str) -> str:
     try:
         device = torch.device(text)
     except RuntimeError:
-        raise ValueError(f"--device {text}: choose auto, cpu, cuda or cuda:N") from None
+        raise UserError("device", "choose auto, cpu, cuda or cuda:N", text) from None
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"--device {text}: choose auto, cpu, cuda or cuda:N")
+        raise UserError("device", "choose auto, cpu, cuda or cuda:N", text)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {text}: torch sees no GPU here; use --device cpu, or see `bench doctor`")
+        raise UserError("device", f"torch sees no GPU here; use {option('device', 'cpu')}, or see `bench doctor`", text)
     if device.index is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(f"--device {text}: each process takes the GPU of its local rank; use --device cuda")
+        raise UserError("device", f"each process takes the GPU of its local rank; use {option('device', 'cuda')}", text)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"--device {text}: there are {torch.cuda.device_count()} GPUs, numbered from 0")
+        raise UserError("device", f"there are {torch.cuda.device_count()} GPUs, numbered from 0", text)
     return text
 
 
 def with_names(references: Sequence[str], names: Sequence[str]) -> list[tuple[str, str | None]]:
     """Each reference of `--checkpoint` with its name; None without `--name`. ValueError for another number of names."""
     if names and len(names) != len(references):
-        raise ValueError(
-            f"--name: {len(names)} names for {len(references)} checkpoints; give one for each, in their order"
+        raise UserError(
+            "name", f"{len(names)} names for {len(references)} checkpoints; give one for each, in their order"
         )
     return list(zip(references, names or (None,) * len(references), strict=True))
 
@@ -99,12 +99,12 @@ def check_names(checkpoints: Sequence[str], suite: str, data: Sequence[str]) -> 
             if absent_images(url):
                 open_set(url, "train")  # raises the scheme's own message about what is missing
         except ValueError as error:
-            raise ValueError(f"--data {text}: {str(error).removeprefix(f'{url}: ')}") from error
+            raise UserError("data", str(error).removeprefix(f"{url}: "), text) from error
     for reference in checkpoints:
         try:
             check_reference(reference)
         except ValueError as error:
-            raise ValueError(f"--checkpoint {reference}: {error}") from error
+            raise UserError("checkpoint", str(error), reference) from error
 
 
 def refuse_unknown(suite: str) -> None:
@@ -122,9 +122,9 @@ def refuse_unknown(suite: str) -> None:
     words = names | {name.partition("@")[0] for name in names}
     for word in filter(None, map(str.strip, suite.split(","))):
         if word not in words:
-            raise ValueError(
-                f"--suite: no suite, task or protocol {word!r}"
-                f"{did_you_mean(word, sorted(words), '`bench list --protocols`')}"
+            raise UserError(
+                "suite",
+                f"no suite, task or protocol {word!r}{did_you_mean(word, sorted(words), '`bench list --protocols`')}",
             )
 
 
@@ -154,7 +154,7 @@ def _absent(text: str) -> Path | None:
 
 def named_url(text: str) -> tuple[str, str]:
     """The name and the URL of `--data NAME=URL`. ValueError, with an example, for another form."""
-    ((name, url),) = named_values([text], "--data", f"NAME=URL, for example {quote(example(text))}").items()
+    ((name, url),) = named_values([text], "data", f"NAME=URL, for example {quote(example(text))}").items()
     return name, url
 
 

@@ -243,7 +243,7 @@ def cluster_of(options: OnCluster) -> OnCluster | None:
         raise ValueError(f"--{unsupported[0]} is an option of --cluster slurm, not of --cluster local: omit it")
     for text in options.slurm:
         if not re.fullmatch(r"[a-z][a-z-]*(=.+)?", text):
-            raise ValueError(f"--slurm {text}: write KEY=VALUE as sbatch knows it, such as constraint=a100")
+            raise UserError("slurm", "write KEY=VALUE as sbatch knows it, such as constraint=a100", text)
     return dataclasses.replace(
         options,
         processes=options.processes or options.gpus or 1,

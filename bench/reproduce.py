@@ -35,7 +35,7 @@ from checkpoints.export import is_export
 from checkpoints.frozen import SCHEME
 from checkpoints.import_options import TIMM_SCHEMES
 from checkpoints.runs import EXPORT, identity_in, is_run
-from engine.errors import command, command_line, in_one_line
+from engine.errors import UserError, command, command_line, in_one_line
 from engine.extensions import load_extension, source_files, warn_of
 from engine.printing import did_you_mean, in_markdown, markdown_table, printable
 from engine.printing import table as text_table
@@ -75,7 +75,7 @@ def plan_of(name: str, suite: str | None = None) -> list[PublishedValue]:
         chosen = {protocol.name for protocol in choose_protocols(suite, catalogue())}
         plan = [value for value in plan if value.protocol in chosen]
         if not plan:
-            raise ValueError(f"--suite {suite}: no value of {name} is measured by it")
+            raise UserError("suite", f"no value of {name} is measured by it", suite)
     return plan
 
 
@@ -192,7 +192,7 @@ def run_name(value: PublishedValue) -> str:
 def named_checkpoints(texts: Sequence[str], values: Iterable[PublishedValue]) -> dict[str, str]:
     """`--checkpoints NAME=REFERENCE ...` as a mapping. ValueError for a name that does not occur in `values`."""
     names = {name for value in values for name in (value.checkpoint, run_name(value))}
-    references = named_values(texts, "--checkpoints", f"NAME=PATH, for example {min(names)}=/data/weights.pth")
+    references = named_values(texts, "checkpoints", f"NAME=PATH, for example {min(names)}=/data/weights.pth")
     for name in references.keys() - names:
         hint = did_you_mean(name, sorted(names))
         raise ValueError(f"--checkpoints {name}={references[name]}: no weights here are called {name!r}{hint}")
@@ -204,7 +204,7 @@ def named_data(texts: Sequence[str]) -> dict[str, str]:
     names = {*SETS, *(name for name, _ in PRETRAINED_ON.values() if name)}
     urls = named_urls(texts, "") if texts else {}
     if unknown := [name for name in urls if name not in names]:
-        raise ValueError(f"--data {unknown[0]}: no table uses images of this name; choose {', '.join(sorted(names))}")
+        raise UserError("data", f"no table uses images of this name; choose {', '.join(sorted(names))}", unknown[0])
     return urls
 
 

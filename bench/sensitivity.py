@@ -35,6 +35,7 @@ from bench.statistics.paired import PairedTest, compare_images, compare_resample
 from checkpoints.export import ViTExport
 from checkpoints.import_options import ImportOptions
 from checkpoints.spec import PositionRule
+from engine.errors import UserError
 from engine.printing import in_csv, markdown_table
 from engine.settings import NonNegativeInt, from_text
 from engine.tasks import settings_of
@@ -283,7 +284,7 @@ def _load_checkpoints(options: EvaluationOptions) -> list[LoadedCheckpoint]:
     used_names = [checkpoint.used.name for checkpoint in checkpoints]
     if len(set(used_names)) < len(used_names):
         duplicate = max(used_names, key=used_names.count)
-        raise ValueError(f"--name: two checkpoints are called {duplicate}; give each its own name")
+        raise UserError("name", f"two checkpoints are called {duplicate}; give each its own name")
     return checkpoints
 
 

@@ -15,11 +15,12 @@ from functools import cache
 from itertools import takewhile
 from typing import Any
 
+from engine.errors import UserError
 from engine.printing import did_you_mean
 from engine.settings import annotations, from_text
 
 
-def named_values(texts: Sequence[str], option: str, form: str, pattern: str = ".+") -> dict[str, str]:
+def named_values(texts: Sequence[str], argument: str, form: str, pattern: str = ".+") -> dict[str, str]:
     """Name -> value of `NAME=VALUE ...`; of a repeated name the last value counts.
 
     pattern: a regular expression that values must match. ValueError, with `form` as what to write, for other texts.
@@ -28,14 +29,14 @@ def named_values(texts: Sequence[str], option: str, form: str, pattern: str = ".
     for text in texts:
         match = re.fullmatch(rf"\s*([^=\s].*?)\s*=\s*({pattern})\s*", text)
         if not match:
-            raise ValueError(f"{option} {text}: write {form}")
+            raise UserError(argument, f"write {form}", text)
         values[match[1]] = match[2]
     return values
 
 
 def read_changes(texts: Sequence[str], form: str, example: str) -> dict[str, str]:
     """Name -> `NAME=VALUE` of the values of `--set`. ValueError, with the `form` and an `example`, for others."""
-    changes = named_values(texts, "--set", f"{form}, for example {example}", ".*?")
+    changes = named_values(texts, "settings", f"{form}, for example {example}", ".*?")
     return {name: f"{name}={value}" for name, value in changes.items()}
 
 
@@ -58,17 +59,17 @@ def changed(value: Any, changes: Mapping[str, str], whose: str = "") -> Any:
     try:
         return replaced(value, values)
     except ValueError as error:
-        raise ValueError(f"--set: {whose}{error}") from error
+        raise UserError("settings", f"{whose}{error}") from error
 
 
 def _value(change: str, path: str, hints: Mapping[str, Any], whose: str = "") -> Any:
     """The new value of the setting at `path`. ValueError for an unknown setting, or a text that is no value of it."""
     if path not in hints:
-        raise ValueError(f"--set {change}: {whose}no setting {path!r}{did_you_mean(path, list(hints))}")
+        raise UserError("settings", f"{whose}no setting {path!r}{did_you_mean(path, list(hints))}", change)
     try:
         return from_text(change.partition("=")[2], hints[path])
     except ValueError as error:
-        raise ValueError(f"--set {change}: {error}") from error
+        raise UserError("settings", str(error), change) from error
 
 
 def alternatives(value: Any) -> dict[str, Mapping[str, type]]:
@@ -81,7 +82,7 @@ def _alternative(old: Any, name: str, changes: Mapping[str, str], kinds: Mapping
     """The dataclass that takes the place of `old` in the field `name`, with the changes of its settings."""
     kind = kinds.get(changes[name].partition("=")[2])
     if kind is None:
-        raise ValueError(f"--set {changes[name]}: choose one of {', '.join(kinds)}")
+        raise UserError("settings", f"choose one of {', '.join(kinds)}", changes[name])
     fields = dataclasses.fields(kind)
     hints = {field.name: annotations(kind)[field.name] for field in fields}
     values = {field.name: getattr(old, field.name) for field in fields if hasattr(old, field.name)}
@@ -89,11 +90,11 @@ def _alternative(old: Any, name: str, changes: Mapping[str, str], kinds: Mapping
     values |= {part: _value(change, part, hints, f"{kind.__name__} has ") for part, change in parts.items()}
     required = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
     if missing := [f"{name}.{part}" for part in required if part not in values]:
-        raise ValueError(f"--set {changes[name]}: set {', '.join(missing)} as well")
+        raise UserError("settings", f"set {', '.join(missing)} as well", changes[name])
     try:
         return kind(**values)
     except ValueError as error:
-        raise ValueError(f"--set: {error}") from error
+        raise UserError("settings", str(error)) from error
 
 
 def types_of(value: Any, prefix: str = "") -> dict[str, Any]:

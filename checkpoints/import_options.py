@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from checkpoints.spec import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, Preparation
+from engine.errors import UserError
 from engine.extensions import source_files
 from engine.printing import closest, did_you_mean
 from engine.settings import PositiveInt
@@ -50,9 +51,11 @@ def _six_numbers(text: str) -> tuple[Channels, Channels]:
     except ValueError:
         numbers = ()
     if len(numbers) != 6 or not all(0 <= number <= 1 for number in numbers) or 0 in numbers[3:]:
-        raise ValueError(
-            f"--statistics {text}: give {', '.join(STATISTICS)}, or mean and std of red, green and blue pixels from 0 "
-            "to 1, such as 0.4914,0.4822,0.4465,0.2470,0.2435,0.2616"
+        raise UserError(
+            "statistics",
+            f"give {', '.join(STATISTICS)}, or mean and std of red, green and blue pixels from 0 "
+            "to 1, such as 0.4914,0.4822,0.4465,0.2470,0.2435,0.2616",
+            text,
         )
     return numbers[:3], numbers[3:]
 

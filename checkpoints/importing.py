@@ -16,7 +16,6 @@ do not have timm's patch embedding, FIRST lists the tensors that identify them.
 """
 
 import re
-import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -31,6 +30,7 @@ from checkpoints.import_options import ImportOptions
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import TRUNK, table_kind, unsupported_reason
 from checkpoints.spec import MAX_GRID, Preparation, ViTSpec
+from engine.errors import command_line, option, spelled
 from engine.extensions import Extension, extension_of
 
 # Pattern of full tensor names -> what training code stores under them; never part of a network.
@@ -162,7 +162,7 @@ class BranchTensors:
         if heads is None:
             raise ValueError(
                 f"{self.file.path}: no tensor determines the number of heads at width {width}; give it: "
-                f"{import_command(self.importer, self.file)} --heads N"
+                f"{import_command(self.importer, self.file, 'heads', 'N')}"
             )
         if not self.options.heads:
             self.assumed.add(f"{heads} heads, as published models of width {width} have (bench import --heads)")
@@ -322,7 +322,8 @@ def read_grid(
     if not choices:
         raise ValueError(f"{branch.file.path}: its position table fits no grid of patches; it is of another method")
     behind = " behind {} other tokens" if len(prefixes) > 1 else ""
-    texts = [f"{h} x {w} patches{behind.format(n)} (--image-size {h * p}x{w * p})" for n, h, w in choices]
+    sizes = {(h, w): option("image_size", spelled(f"{h * p}x{w * p}", (h * p, w * p))) for _, h, w in choices}
+    texts = [f"{h} x {w} patches{behind.format(n)} ({sizes[h, w]})" for n, h, w in choices]
     raise ValueError(
         f"{branch.file.path}: its position table fits {short_text(texts, ' or ')}: give the size of the images that it "
         "was made for"
@@ -347,7 +348,9 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
     extension = extension_of("importers", importer)
     key = extension.key
     if options.architecture and key != "timm":
-        raise ValueError(f"{file.path} as {key}: --architecture is for files of timm's models; say timm:{file.path}")
+        raise ValueError(
+            f"{file.path} as {key}: {option('architecture')} is for files of timm's models; say timm:{file.path}"
+        )
     branch = _choose_branch(key, importer, file, options)
     try:
         conversion = _convert(importer, extension, branch)
@@ -462,13 +465,15 @@ def prefix_advice(key: str, file: ForeignFile, importers: Collection[ModuleType]
         return ""
     prefixes.sort(key=lambda prefix: -sum(next(iter(importer.BRANCHES)) in prefix for importer in importers))
     subject = "a ViT lies" if len(prefixes) == 1 else "ViTs lie"
-    command = f"{import_command(key, file)} --prefix {prefixes[0]}"
-    return f"{subject} under {', '.join(prefixes[:4])}: say which with --prefix, as in {command}"
+    command = import_command(key, file, "prefix", prefixes[0])
+    return f"{subject} under {', '.join(prefixes[:4])}: say which with {option('prefix')}, as in {command}"
 
 
-def import_command(key: str, file: ForeignFile) -> str:
-    """The command by which a user imports the file with an importer."""
-    return f"bench import {shlex.quote(f'{key}:{file.path}')} --out FOLDER"
+def import_command(key: str, file: ForeignFile, name: str, value: str) -> str:
+    """The command, or the call, by which a user imports the file with an importer and an option."""
+    source = f"{key}:{file.path}"
+    call = f"bench.load({source!r}, {name}={value if value == 'N' else repr(value)})"
+    return spelled(f"{command_line('import', source, out='FOLDER')} --{name} {value}", call)
 
 
 def _has_trunk(importer: ModuleType, file: ForeignFile, prefixes: Iterable[str]) -> bool:

@@ -36,6 +36,7 @@ from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import unsupported_reason
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
+from engine.errors import option
 from engine.extensions import extension_of, load_extension, load_extensions, warn_of
 
 MAX_SIDE = 48  # of raw pixels: 6912 values per image, nine times those of a ViT-B; 35 GB for ImageNet
@@ -111,8 +112,9 @@ def of_module(network: nn.Module, options: ImportOptions, forward: Forward | Non
         return import_file(importer, model, replace(options, statistics=None))
     if replace(options, image_size=None, statistics=None) != ImportOptions():
         raise ValueError(
-            f"{type(network).__name__} is evaluated frozen: leave all options of imports but --image-size and "
-            "--statistics"
+            f"{type(network).__name__} is evaluated frozen: leave all options of imports but {option('image_size')} "
+            f"and "
+            f"{option('statistics')}"
         )
     return held_network(network, forward, options.image_size, options.preparation if options.statistics else None)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
+from engine.errors import option
 from engine.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, ProperFraction, Validated
 
 PositionTable = Literal["learned", "sincos_column_first", "sincos_row_first", "none"]
@@ -63,7 +64,7 @@ class ImageGrid:
             height, width = self.image_size
             raise ValueError(
                 f"the checkpoint is for images of {height} x {width} px and this needs square ones: import it with "
-                f"--image-size {max(height, width)}"
+                f"{option('image_size')} {max(height, width)}"
             )
         return self.image_size
 

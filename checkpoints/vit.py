@@ -40,6 +40,7 @@ from torch.overrides import TorchFunctionMode
 
 from checkpoints.positions import resize_positions, resize_relative
 from checkpoints.spec import ViTSpec
+from engine.errors import option
 
 TIMM_CLASSES = {"vit": "VisionTransformer", "beit": "Beit", "eva": "Eva"}  # ViTSpec.family -> timm's class of the trunk
 MAX_UNIT_ROTATIONS = 7  # highest frequency of UnitRotary, in full rotations over the image
@@ -456,7 +457,7 @@ class ViT(nn.Module):
         if self.spec.relative_position == "per_block":
             if grid != self.spec.grid:
                 raise ValueError(
-                    f"the per-block bias tables are for {self.spec.image_size} px: import with --image-size "
+                    f"the per-block bias tables are for {self.spec.image_size} px: import with {option('image_size')} "
                     f"{grid[0] * self.spec.patch_size}, or call ViTExport.at_size"
                 )
             return {}

@@ -14,6 +14,7 @@ from checkpoints.vit import ViT, skip_init
 from downstream.data.scenes import TINY, SceneSet, check_layout
 from downstream.loop.training import Plan, batch_norm_warnings
 from downstream.models.operators import quiet_libraries
+from engine.errors import option
 from engine.tasks import Task, Workspace
 from engine.work import Part, Scale, Work, count_flops
 
@@ -83,12 +84,14 @@ class DenseTask(Task):
         check_layout(space.data, self.LAYOUT)
         if space.skip_bad:
             raise ValueError(
-                f"{space.data}: dense tasks cannot skip scenes, run them without --skip-bad; `bench data check "
+                f"{space.data}: dense tasks cannot skip scenes, run them without {option('skip_bad', True)}; `bench "
+                f"data check "
                 f"{space.data}` names the files to replace"
             )
         if space.decode != "exact":
             raise ValueError(
-                f"{space.data}: dense tasks read images with OpenCV, as their sources do; run them without --decode "
+                f"{space.data}: dense tasks read images with OpenCV, as their sources do; run them without "
+                f"{option('decode')} "
                 f"{space.decode}"
             )
 

@@ -10,13 +10,15 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from shlex import join
-from typing import Any
+from shlex import join, quote
+from typing import Any, TypeVar
 
 from engine.printing import heard_by, print_lines, printable
 
-# Arguments whose options have other names; in all others, underscores become hyphens.
+T = TypeVar("T")
+# Arguments whose options have other names; in all others, underscores become hyphens. And options by their arguments.
 OPTIONS = {"settings": "set", "compiled": "compile"}
+ARGUMENTS = {"set": "settings", "micro_batch": "batch_size"}
 _on_command_line = False
 
 
@@ -37,6 +39,7 @@ def option(name: str, value: Any = None) -> str:
     Settings are a mapping or a text `NAME=VALUE`: `--set k=5` or `settings={'k': 5}`.
     """
     if not _on_command_line:
+        name = ARGUMENTS.get(name, name)
         if name == "settings" and isinstance(value, str) and "=" in value:
             key, _, text = value.partition("=")
             value = {key.strip(): text.strip()}
@@ -47,7 +50,12 @@ def option(name: str, value: Any = None) -> str:
     values = value if isinstance(value, list | tuple) else [value]
     if isinstance(value, Mapping):
         values = [f"{key}={','.join(map(str, new)) if isinstance(new, tuple) else new}" for key, new in value.items()]
-    return " ".join([flag, *map(str, values)])
+    return " ".join([flag, *(quote(text) if " " in text else text for text in map(str, values))])
+
+
+def spelled(command: str, call: T) -> str | T:
+    """The `command` on the command line, the `call` in Python."""
+    return command if _on_command_line else call
 
 
 @contextmanager

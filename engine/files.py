@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from engine.errors import option
 from engine.printing import say
 
 # Errors of flock and lockf on file systems without locks, such as some mounts of Lustre, NFS and FUSE.
@@ -310,7 +311,7 @@ def reserve(sizes: Mapping[Path, int]) -> None:
     if needed > (free := shutil.disk_usage(folder).free):
         raise ValueError(
             f"features need {needed / 2**20:,.1f} MiB in {folder}, where {free / 2**20:,.1f} MiB are free; make room, "
-            "or give --out a folder on a larger disk"
+            f"or give {option('out')} a folder on a larger disk"
         )
     for path, size in sizes.items():
         with open(path, "ab") as file:

@@ -22,6 +22,7 @@ import torch
 
 from engine.blas_kernel import fitting_kernel
 from engine.distributed import World
+from engine.errors import option
 from engine.progress import Progress
 from engine.rows import Rows, release_pages, row_slices
 
@@ -183,7 +184,8 @@ def _faiss(gallery: np.ndarray, k: int, device: str) -> Find:
     except ImportError as error:
         raise ValueError(
             "FAISS is not installed: pip install 'ssl-vit-bench[cpu]' for machines without an NVIDIA GPU, "
-            "'ssl-vit-bench[gpu]' (never both) for those with one; or search with --set knn.backend=torch"
+            f"'ssl-vit-bench[gpu]' (never both) for those with one; or search with "
+            f"{option('settings', {'knn.backend': 'torch'})}"
         ) from error
     on_gpu = torch.device(device).type == "cuda" and getattr(faiss, "get_num_gpus", lambda: 0)()
     if on_gpu and k > MAX_GPU_NEIGHBOURS:

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from engine.errors import option
+
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -87,14 +89,18 @@ def check_compiler(device: str) -> None:
     variable, names = COMPILERS.get(kind, COMPILERS["cpu"])
     if not any(map(shutil.which, [os.environ[variable]] if os.environ.get(variable) else names)):
         raise ValueError(
-            f"--compile needs a compiler, but there is no {', '.join(names[:-1])} or {names[-1]}: install one "
-            f"(apt-get install g++), name it in {variable}, or leave out --compile"
+            f"{option('compiled')} needs a compiler, but there is no {', '.join(names[:-1])} or {names[-1]}: install "
+            f"one "
+            f"(apt-get install g++), name it in {variable}, or leave out {option('compiled')}"
         )
     headers = Path(sysconfig.get_path("include"), "Python.h")
     if not headers.is_file():
         raise ValueError(
-            f"--compile needs Python's headers, but there is no {headers}: install them (apt-get install python3-dev), "
-            "or leave out --compile"
+            f"{option('compiled')} needs Python's headers, but there is no {headers}: install them (apt-get install "
+            f"python3-dev), "
+            f"or leave out {option('compiled')}"
         )
     if kind == "cuda" and find_spec("triton") is None:
-        raise ValueError("--compile needs Triton on a GPU: pip install triton, or leave out --compile")
+        raise ValueError(
+            f"{option('compiled')} needs Triton on a GPU: pip install triton, or leave out {option('compiled')}"
+        )

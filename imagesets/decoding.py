@@ -17,6 +17,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
+from engine.errors import option
 from engine.files import read_regular
 from engine.machine import return_memory
 
@@ -67,7 +68,8 @@ class UnreadableImage(ValueError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.path}: cannot be read as an image ({self.reason}); replace the file, or run with --skip-bad"
+        advice = f"replace the file, or run with {option('skip_bad', True)}"
+        return f"{self.path}: cannot be read as an image ({self.reason}); {advice}"
 
 
 def read_bytes(path: str) -> bytes:

@@ -23,6 +23,7 @@ from torch.utils.data import default_collate
 
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
+from engine.errors import option
 from engine.training.schedules import TrainProgress
 
 # RGB image -> tensors of one image by name, for torch's default collation; draws from the global generators.
@@ -166,7 +167,9 @@ class Method(nn.Module):
 def check_chunks(images: int, chunks: Mapping[str, int]) -> None:
     """Raise ValueError if the images of a forward pass are not whole chunks. chunks: setting -> size; 0: any size."""
     if wrong := [f"{setting}={size}" for setting, size in chunks.items() if size and images % size]:
-        raise ValueError(f"{wrong[0]} does not divide a forward pass of {images} images; change --micro-batch or it")
+        raise ValueError(
+            f"{wrong[0]} does not divide a forward pass of {images} images; change {option('micro_batch')} or it"
+        )
 
 
 def check_encoder(spec: ViTSpec, **needed: Any) -> None:

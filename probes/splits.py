@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.errors import option
 from engine.tasks import Workspace
 from imagesets.selection import held_out_sample
 from imagesets.sets import SPLITS, ImageSet, open_set, parse_url
@@ -42,7 +43,7 @@ def held_out(train: ImageSet, share: float, seed: int) -> np.ndarray:
     if not len(indices):
         raise ValueError(
             f"{train.url}: every class has one training image, so none can be held out for selection; add images, "
-            "raise --limit, or --select val"
+            f"raise {option('limit')}, or {option('select', 'val')}"
         )
     return indices
 
@@ -63,5 +64,5 @@ def check_labels(trained: np.ndarray, evaluated: np.ndarray, train: ImageSet) ->
         names = ", ".join(train.classes[label] for label in missing[:3])
         raise ValueError(
             f"{train.url}: {len(missing)} classes of the validation images have no training image ({names}"
-            f"{', ...' if len(missing) > 3 else ''}); add training images, or raise --limit"
+            f"{', ...' if len(missing) > 3 else ''}); add training images, or raise {option('limit')}"
         )

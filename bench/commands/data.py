@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bench.options import CommandOptions, Positional
-from engine.errors import in_one_line
+from engine.errors import UserError, in_one_line
 from engine.files import locked, sync_folder
 from engine.printing import did_you_mean, say
 
@@ -190,11 +190,11 @@ def download(name: str, folder: Path) -> None:
         try:
             check_set(name, folder)
         except ValueError as error:
-            raise ValueError(f"--out: {folder} exists but cannot be used as {name}: {error}; move it away") from error
+            raise UserError("out", f"{folder} exists but cannot be used as {name}: {error}; move it away") from error
         return
     needed = UNPACKED * 1e6 * OFFERED[name][0]
     if (free := shutil.disk_usage(folder.parent).free) < needed:
-        raise ValueError(f"--out {folder.parent}: {free / 1e9:.1f} GB are free, and {needed / 1e9:.1f} GB are needed")
+        raise UserError("out", f"{free / 1e9:.1f} GB are free, and {needed / 1e9:.1f} GB are needed", folder.parent)
     partial = folder.parent / f".{folder.name}.partial"  # holds an unfinished download
     with locked(folder.parent / f".{folder.name}.lock", f"download of {name}"):
         if folder.exists():  # another process made it meanwhile

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.options import CommandOptions, Positional
+from engine.errors import option
 from engine.printing import say
 
 EPILOG = """examples:
@@ -36,7 +37,7 @@ def run(options: Options) -> int:
 
     folder = options.run
     if not is_run(folder):
-        raise ValueError(f"{folder} is not the folder of a pretraining; give the --out of bench pretrain")
+        raise ValueError(f"{folder} is not the folder of a pretraining; give the {option('out')} of bench pretrain")
     finished = finished_export(folder)
     if finished and not options.out:
         say(f"{folder} has finished: its encoder is in {finished}; --out DIR copies it")

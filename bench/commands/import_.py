@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from bench.options import CommandOptions, Positional, options_from
 from checkpoints.import_options import ImportOptions, check_reference
+from engine.errors import option
 
 if TYPE_CHECKING:
     from checkpoints.export import ViTExport
@@ -37,7 +38,7 @@ def run(options: Options) -> int:
     from checkpoints.resolve import load
     from engine.printing import say
 
-    name = checked_name(options.name, "--name") if options.name else None
+    name = checked_name(options.name, "name") if options.name else None
     check_new_export(options.out)
     export = load(options.source, options_from(options, ImportOptions))
     say(f"{options.source}: recognised as {export.facts.get('importer') or 'an export'}")
@@ -63,5 +64,7 @@ def _holds(out: Path, export: "ViTExport") -> bool:
     except ValueError as error:
         difference = str(error)
     if difference:
-        raise ValueError(f"--out {out} holds another export ({difference}): choose a new folder, or add --force")
+        raise ValueError(
+            f"{option('out')} {out} holds another export ({difference}): choose a new folder, or add --force"
+        )
     return True

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from bench.options import PretrainOptions, cluster_of
+from engine.errors import UserError
 
 EPILOG = """examples:
   bench pretrain mae --recipe smoke --images digits: --out runs/mae --dry-run
@@ -29,7 +30,7 @@ def run(options: Options) -> int:
         load_extension("methods", options.method)  # raises an error that lists the methods, before torch is imported
     cluster = cluster_of(options)
     if options.jobs:
-        raise ValueError(f"--jobs {options.jobs}: bench pretrain is one job; omit it (for its size: --nodes, --gpus)")
+        raise UserError("jobs", "bench pretrain is one job; omit it (for its size: --nodes, --gpus)", options.jobs)
     if cluster and not options.dry_run:
         from bench.cluster import launch, pretraining_task
 

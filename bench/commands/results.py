@@ -6,6 +6,7 @@ from shlex import quote
 from typing import Literal
 
 from bench.options import CommandOptions, Positional
+from engine.errors import option
 from engine.printing import say
 
 EPILOG = """ls: one line for each result, with its first number or why it failed.
@@ -41,7 +42,8 @@ def run(options: Options) -> int:
     words = {name: getattr(options, name) for name in ("checkpoint", "data", "protocol", "status")}
     if options.action == "rm" and not any(words.values()):
         raise ValueError(
-            "which results? give --checkpoint, --data, --protocol or --status, as shown by `bench results ls`"
+            f"which results? give {option('checkpoint')}, {option('data')}, --protocol or --status, as shown by "
+            f"`bench results ls`"
         )
     contents = find_results(options.out, words)
     if options.action == "rm":

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from bench.names import check_names
 from bench.options import CheckpointOptions, EvaluationOptions, Positional, options_from
+from engine.errors import UserError, option
 from engine.settings import NonNegativeInt, PositiveInt
 
 EPILOG = """\
@@ -39,9 +40,9 @@ class Options(CheckpointOptions):
 def run(options: Options) -> int:
     """0: the variations are measured; those that could not be are listed with the reason."""
     if not (options.checkpoint and options.out):
-        raise ValueError("give --checkpoint X, --data NAME=URL and --out DIR")
+        raise ValueError(f"give {option('checkpoint')} X, {option('data')} NAME=URL and {option('out')} DIR")
     if len(options.data) != 1:
-        raise ValueError(f"--data: give one image set, not {len(options.data)}")
+        raise UserError("data", f"give one image set, not {len(options.data)}")
     check_names(options.checkpoint, options.protocol, options.data)
     from bench.reports.drawing import encoded_figure
     from bench.sensitivity import sensitivity, sensitivity_figure, table_rows, to_csv, to_markdown

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from bench.options import CommandOptions, Positional
 from bench.reports.kinds import KINDS
+from engine.errors import UserError, option
 from engine.extensions import one_line
 from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -79,9 +80,9 @@ def _draw_images(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
 
     animated = sorted(ANIMATED & set(formats))
     if animated and len(formats) > 1:
-        raise ValueError(f"--format {animated[0]}: an animated format excludes all others; give it alone")
+        raise UserError("format", "an animated format excludes all others; give it alone", animated[0])
     if not options.images:
-        raise ValueError("--images is missing: name image files, folders of images, or URLs such as digits:")
+        raise ValueError(f"{option('images')} is missing: name image files, folders of images, or URLs such as digits:")
     if "pdf" in formats:
         raise ValueError(f"--format pdf is for curves and scatter; write png or svg of {options.kind}")
     kind = chosen_kind(options.kind, options.set)
@@ -109,14 +110,14 @@ def _draw_figures(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
     from engine.files import write_atomic
 
     if animated := sorted(ANIMATED & set(formats)):
-        raise ValueError(
-            f"--format {animated[0]}: {options.kind} cannot be animated, only images can; choose png, svg or pdf"
+        raise UserError(
+            "format", f"{options.kind} cannot be animated, only images can; choose png, svg or pdf", animated[0]
         )
     check_writable(options.out)
     if options.results:
         check_folder(options.results)
     if not 2 <= options.width <= 20:
-        raise ValueError(f"--width {options.width}: give inches from 2 to 20, such as 3.25 or 6.75")
+        raise UserError("width", "give inches from 2 to 20, such as 3.25 or 6.75", options.width)
     kind: Any = options.kind  # one of FIGURES
     figures = paper_figures(kind, options.results, options.checkpoint, options.along, options.width)
     for name, figure in figures.items():

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.settings import alternatives, changed, meanings, read_changes, setting_text, types_of
+from engine.errors import UserError
 from engine.extensions import load_extension, source_files
 from engine.printing import did_you_mean
 from pretrain.recipe import Recipe
@@ -109,7 +110,7 @@ def path_of(name: str, recipe: Recipe, method: str, exchanged: Collection[str] =
     if paths := [path for path in names if name in (path, names[path])]:
         return paths[0]
     hint = did_you_mean(name, list(names.values()), f"`bench list {method}`")
-    raise ValueError(f"--set {name}: no such setting{hint}")
+    raise UserError("settings", f"no such setting{hint}", name)
 
 
 def names_by_path(recipe: Recipe) -> dict[str, str]:

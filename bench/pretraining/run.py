@@ -22,7 +22,7 @@ from bench.settings import setting_text
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
 from engine.distributed import World, start_world
-from engine.errors import in_one_line
+from engine.errors import UserError, in_one_line, option
 from engine.extensions import extension_of
 from engine.optional import require
 from engine.printing import millions, say
@@ -50,7 +50,7 @@ class OnlineProbe:
     `space.cache` holds the features of one call, and is deleted after it.
     """
 
-    OPTION: ClassVar[str]  # the option that names the images
+    ARGUMENT: ClassVar[str]  # the argument that names the images
     space: Workspace
 
     def check(self) -> None:
@@ -84,7 +84,7 @@ class OnlineKnn(OnlineProbe):
     the validation images. The features are those that the method's source evaluates (class token or mean of patches).
     """
 
-    OPTION = "--knn-data"
+    ARGUMENT = "knn_data"
     k: int = K
     fraction: float = 1.0
 
@@ -103,7 +103,7 @@ class OnlineKnn(OnlineProbe):
 class OnlineHealth(OnlineProbe):
     """Health of the encoder's features of the validation images of `space.data`, or of all images without labels."""
 
-    OPTION = "--health-data"
+    ARGUMENT = "health_data"
 
     def check(self) -> None:
         self.space.images("val", lambda url, split: open_set(url, split if split in splits_of(url) else "train"))
@@ -127,7 +127,7 @@ def training_precision(text: Precision | Literal["auto"], device: str) -> Precis
     if text == "auto":
         return "float32" if on_cpu else "bfloat16"
     if on_cpu and text == "float16":
-        raise ValueError("--precision float16: a CPU computes it over 100 times slower; use float32 or bfloat16")
+        raise UserError("precision", "a CPU computes it over 100 times slower; use float32 or bfloat16", "float16")
     return text
 
 
@@ -225,14 +225,14 @@ def _recipe_and_images(options: PretrainOptions, run: Run) -> tuple[ChosenRecipe
     except ValueError as error:
         hint = "" if chosen.module.METHOD.needs_labels else _hint_at_unlabelled_images(options.images)
         text = _without_prefix(options.images, error) + hint
-        raise ValueError(f"--images {options.images}: {text}") from error
+        raise UserError("images", text, options.images) from error
     for probe in probes:
         try:
             probe.check()
         except ValueError as error:
             url = probe.space.data
-            hint = f"; or name other images with {probe.OPTION}" if url == options.images else ""
-            raise ValueError(f"{probe.OPTION} {url}: {_without_prefix(url, error)}{hint}") from error
+            hint = f"; or name other images with {option(probe.ARGUMENT)}" if url == options.images else ""
+            raise UserError(probe.ARGUMENT, f"{_without_prefix(url, error)}{hint}", url) from error
     return chosen, images
 
 
@@ -244,12 +244,14 @@ def with_initial_weights(chosen: ChosenRecipe, checkpoint: str | None, frozen_ep
     if not checkpoint:
         if frozen_epochs:
             raise ValueError(
-                "--freeze-first-epochs without --init CHECKPOINT: add the checkpoint whose weights to freeze"
+                f"{option('freeze_first_epochs')} without {option('init')} CHECKPOINT: add the checkpoint whose "
+                f"weights to freeze"
             )
         return chosen
     if frozen_epochs >= chosen.recipe.epochs:
         raise ValueError(
-            f"--freeze-first-epochs {frozen_epochs} with epochs={chosen.recipe.epochs}: the encoder would never train; "
+            f"{option('freeze_first_epochs')} {frozen_epochs} with epochs={chosen.recipe.epochs}: the encoder would "
+            f"never train; "
             "give fewer"
         )
     try:
@@ -257,7 +259,7 @@ def with_initial_weights(chosen: ChosenRecipe, checkpoint: str | None, frozen_ep
         changed = [name for name in chosen.changes if name in ViTSpec.__dataclass_fields__]
         return replace(chosen, recipe=init.recipe(chosen.recipe, changed), init=init)
     except (ValueError, OSError) as error:
-        raise ValueError(f"--init {checkpoint}: {_without_prefix(checkpoint, error)}") from error
+        raise UserError("init", _without_prefix(checkpoint, error), checkpoint) from error
 
 
 def _without_prefix(url: str, error: Exception) -> str:

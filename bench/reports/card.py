@@ -26,6 +26,7 @@ from bench.settings import named_values
 from checkpoints.export import CARD, CARD_MARK, COST, EVALUATIONS, ViTExport, is_card, is_export
 from checkpoints.runs import EXPORT, is_run
 from checkpoints.spec import ViTSpec
+from engine.errors import UserError
 from engine.files import digest, read_json, write_atomic
 from engine.printing import in_markdown, markdown_table, millions, printable
 
@@ -49,9 +50,11 @@ def spdx_name(text: str) -> str:
     try:
         return str(canonicalize_license_expression(text))
     except InvalidLicenseExpression:
-        raise ValueError(
-            f"--licence {text}: not an SPDX licence; write an identifier from spdx.org/licenses, such as apache-2.0, "
-            "or LicenseRef-NAME for a licence of your own"
+        raise UserError(
+            "licence",
+            "not an SPDX licence; write an identifier from spdx.org/licenses, such as apache-2.0, "
+            "or LicenseRef-NAME for a licence of your own",
+            text,
         ) from None
 
 
@@ -86,11 +89,11 @@ def publication_from(
 ) -> Publication:
     """The publication described by command-line options. ValueError names the wrong option and what to write."""
     if source and not re.fullmatch(r"https?://\S+", source):
-        raise ValueError(f"--source {source}: write a URL, such as https://github.com/me/results")
-    spdx = named_values(licences, "--licence", "NAME=SPDX, such as mae-s=apache-2.0", "[^=]+")
+        raise UserError("source", "write a URL, such as https://github.com/me/results", source)
+    spdx = named_values(licences, "licence", "NAME=SPDX, such as mae-s=apache-2.0", "[^=]+")
     return Publication(
-        models=named_values(models, "--model-id", HUB_FORM, HUB_ID),
-        datasets=named_values(datasets, "--hub-dataset", HUB_FORM, HUB_ID),
+        models=named_values(models, "model_id", HUB_FORM, HUB_ID),
+        datasets=named_values(datasets, "hub_dataset", HUB_FORM, HUB_ID),
         source=source,
         organization=organization,
         licences={name: spdx_name(licence) for name, licence in spdx.items()},
@@ -180,7 +183,7 @@ class CardSubject:
         if source == UNKNOWN:
             return users
         if users and source.lower() != users.lower():
-            raise ValueError(f"--licence {users}: the source of these weights says {source}; leave the option out")
+            raise UserError("licence", f"the source of these weights says {source}; leave the option out", users)
         return source
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from bench.reports.drawing import COLOURS, DASHES, save_figure
+from engine.errors import UserError
 from engine.printing import printable
 
 Format = Literal["png", "svg", "apng", "gif", "webp"]
@@ -131,9 +132,7 @@ def animated(picture: Picture, file_format: Format, fps: float = FPS) -> bytes:
 
     pictures = frames_of(picture)
     if len({frame.rows[0].panels[0].size for frame in pictures if frame.rows[0].panels[0]}) > 1:
-        raise ValueError(
-            f"--format {file_format}: the images differ in shape; give frames of one video, or add --square"
-        )
+        raise UserError("format", "the images differ in shape; give frames of one video, or add --square", file_format)
     images = []
     for frame in pictures:
         canvas = FigureCanvasAgg(picture_figure(frame))

@@ -29,6 +29,7 @@ from bench.settings import changed, read_changes
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
+from engine.errors import UserError, option
 from engine.files import write_atomic
 from engine.printing import did_you_mean
 from engine.seeding import AUGMENT, seeded
@@ -115,7 +116,7 @@ class PictureRequest:
     def __post_init__(self) -> None:
         with_names(self.references, self.names)  # raises an error for a wrong number of names
         if len(set(self.names)) != len(self.names):
-            raise ValueError(f"--name {' '.join(self.names)}: each checkpoint needs a name of its own")
+            raise UserError("name", "each checkpoint needs a name of its own", " ".join(self.names))
 
     @cached_property
     def checkpoints(self) -> tuple["Viewer", ...]:
@@ -125,7 +126,7 @@ class PictureRequest:
     def viewers(self) -> tuple["Viewer", ...]:
         """A viewer for each checkpoint. ValueError if there is no checkpoint."""
         if not self.checkpoints:
-            raise ValueError("--checkpoint is missing: name one or several, as bench run takes them")
+            raise ValueError(f"{option('checkpoint')} is missing: name one or several, as bench run takes them")
         return self.checkpoints
 
     @cached_property
@@ -184,13 +185,13 @@ class Viewer:
             return load_export(self.reference)[1]
         except (ValueError, OSError) as error:
             text = str(error).removeprefix(self.reference).removeprefix(":").strip()
-            raise ValueError(f"--checkpoint {self.reference}: {text}") from error
+            raise UserError("checkpoint", text, self.reference) from error
 
     @cached_property
     def name(self) -> str:
         """The name that the user gave, or that of the export, or one made from the reference."""
         if self.given_name:
-            return checked_name(self.given_name, "--name")
+            return checked_name(self.given_name, "name")
         return default_name(self.export, self.reference)
 
     @cached_property

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from bench.results.record import DataUsed, Result, failure_path, number_text, read_arrays, read_result, result_files
+from engine.errors import UserError
 from engine.files import digest, read_json, write_atomic
 from engine.printing import did_you_mean, table
 
@@ -254,4 +255,4 @@ def refuse_ambiguous(out: Path, paths: Iterable[Path], name: str | None) -> None
     """ValueError if several checkpoints have the `name`: more would be removed than the user meant."""
     folders = list(dict.fromkeys(_folders(out, path)[0] for path in paths))
     if name and len(folders) > 1:
-        raise ValueError(f"--checkpoint {name}: {len(folders)} checkpoints have this name; give {' or '.join(folders)}")
+        raise UserError("checkpoint", f"{len(folders)} checkpoints have this name; give {' or '.join(folders)}", name)

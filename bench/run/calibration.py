@@ -20,6 +20,7 @@ from checkpoints.flops import forward_flops, training_flops
 from checkpoints.frozen import FrozenExport
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
+from engine.errors import UserError
 from engine.files import digest, read_json, write_atomic
 from engine.machine import hardware, own_cores
 from engine.precision import autocast
@@ -230,7 +231,7 @@ def machine(
 ) -> Machine:
     """The assumed machine of that name with `gpus` GPUs. ValueError for an unknown name."""
     if name not in DATA_SHEETS:
-        raise ValueError(f"--assume {name}: no such machine is known{did_you_mean(name, list(DATA_SHEETS))}")
+        raise UserError("assume", f"no such machine is known{did_you_mean(name, list(DATA_SHEETS))}", name)
     title, peak, memory = DATA_SHEETS[name]
     assumed = Machine(
         forward=FORWARD * peak[precision],

@@ -28,7 +28,7 @@ from bench.run.suites import ChosenProtocol
 from bench.settings import setting_text
 from checkpoints.frozen import FrozenExport
 from engine.distributed import start_world
-from engine.errors import in_one_line
+from engine.errors import UserError, in_one_line
 from engine.machine import cores
 from engine.printing import say, table
 from engine.tasks import Shared, Workspace
@@ -277,8 +277,8 @@ def plan(options: EvaluationOptions, assumed: Machine | None, show: Callable[...
     """
     named = [text for text in options.data if text in SETS]
     if named and not assumed:
-        raise ValueError(
-            f"--data {named[0]}: images are needed to measure this machine: give NAME=URL, or add --assume MACHINE"
+        raise UserError(
+            "data", "images are needed to measure this machine: give NAME=URL, or add --assume MACHINE", named[0]
         )
     with_urls = replace(options, data=tuple(text for text in options.data if text not in SETS))
     known = [DataUsed(name=name, url=SETS[name].url, images=SETS[name].images) for name in named]

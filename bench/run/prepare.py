@@ -26,7 +26,7 @@ from checkpoints.frozen import FrozenExport, FrozenSpec
 from checkpoints.import_options import ImportOptions
 from downstream.data.scenes import TINY, draw_tiny_sets, layout_of, open_scenes, scene_schemes, served_layouts, serves
 from engine.distributed import World
-from engine.errors import in_one_line
+from engine.errors import UserError, in_one_line, option
 from engine.extensions import extensions, warn_of
 from engine.files import sha256_of_file
 from engine.printing import millions, say
@@ -83,7 +83,7 @@ Variations = Sequence[tuple[str, ...]]  # each is a set of changes TASK.FIELD=VA
 def workspace_of(options: EvaluationOptions, world: World = World()) -> Workspace:  # noqa: B008
     """The workspace of a run: cache, device, precision and so on. ValueError for a device that this machine lacks."""
     if options.precision == "float16":
-        raise ValueError("--precision float16: it is for pretraining; choose float32 or bfloat16")
+        raise UserError("precision", "it is for pretraining; choose float32 or bfloat16", "float16")
     return Workspace(
         cache=options.out / "cache",
         data="",
@@ -290,7 +290,7 @@ def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -
         urls = ", ".join(f"{images.name}={images.url}" for images in data)
         layout = next(filter(None, (layout_of(images.url) for images in data)), "")
         instead = f", or choose a protocol for these scenes, which `bench list {layout}` shows" if layout else ""
-        raise ValueError(f"--data {urls}: {first.name} needs {needed}; for example --data {example}{instead}")
+        raise UserError("data", f"{first.name} needs {needed}; for example {option('data', example)}{instead}", urls)
     return lacking_data
 
 
@@ -314,7 +314,7 @@ def refused_sets(
             reason = f"{reason}; add logreg@dinov2 to --suite"
             if images.lacks_train:
                 reason = f"it has no training images, which {refused[0]} needs; add them, or leave the set out"
-            raise ValueError(f"--data {images.name}={images.url}: {reason}")
+            raise UserError("data", reason, f"{images.name}={images.url}")
         refused_by_set |= {images.name: refused} if refused else {}
     return refused_by_set
 
@@ -331,8 +331,8 @@ def refused_networks(
             protocols_by_reason.setdefault(in_one_line(error), []).append(chosen)
     if selected and sum(map(len, protocols_by_reason.values())) == len(selected):
         reason, refused = next(iter(protocols_by_reason.items()))
-        raise ValueError(
-            f"--suite: none of the chosen protocols can evaluate {checkpoint.used.name}; {refused[0].name}: {reason}"
+        raise UserError(
+            "suite", f"none of the chosen protocols can evaluate {checkpoint.used.name}; {refused[0].name}: {reason}"
         )
     return protocols_by_reason
 
@@ -343,13 +343,16 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
         if suite == "smoke":
             names = ["digits", *(TINY + layout for layout in extensions("layouts") if not served_layouts(layout))]
             return {name: f"{name}:" for name in names}
-        raise ValueError("which images? give --data NAME=URL, for example --data cifar10=folder:/data/cifar10")
+        raise ValueError(
+            f"which images? give {option('data')} NAME=URL, for example "
+            f"{option('data', 'cifar10=folder:/data/cifar10')}"
+        )
     urls: dict[str, str] = {}
     for text in texts:
         name, url = named_url(text)
         if name in urls:
-            raise ValueError(f"--data {text}: the name {name!r} is given twice; give each set its own name")
-        urls[checked_name(name, "--data")] = url
+            raise UserError("data", f"the name {name!r} is given twice; give each set its own name", text)
+        urls[checked_name(name, "data")] = url
     return urls
 
 
@@ -371,7 +374,7 @@ def open_data(name: str, url: str, space: Workspace, val_alone: bool = False) ->
             if not val_alone:
                 raise
     except ValueError as error:
-        raise ValueError(f"--data {name}={url}: {str(error).removeprefix(f'{url}: ')}") from error
+        raise UserError("data", str(error).removeprefix(f"{url}: "), f"{name}={url}") from error
     return DataUsed(
         name=name,
         url=url,
@@ -462,16 +465,19 @@ def _refuse_other_images(path: Path, result: Result, data: DataUsed) -> None:
         before, now = result.data, data
         splits = [split for split in now.fingerprints if before.fingerprints.get(split) != now.fingerprints[split]]
         counts = ", ".join(f"{split} {before.images.get(split)} then, {now.images.get(split)} now" for split in splits)
-        raise ValueError(
-            f"--data {data.name}={data.url}: {path} was measured on other images under the name {data.name!r} "
-            f"({before.url}; images: {counts}; names, sizes or labels differ); use another name, or --rerun to "
-            "replace it"
+        raise UserError(
+            "data",
+            f"{path} was measured on other images under the name {data.name!r} ({before.url}; images: {counts}; names, "
+            f"sizes or labels differ); use another name, or {option('rerun', True)} to replace it",
+            f"{data.name}={data.url}",
         )
     removed = [name for name in result.data.reads if name not in data.reads]
     if changed := [*data.differ_from(result.data), *removed]:
-        raise ValueError(
-            f"--data {data.name}={data.url}: since {path} was measured, files of {' and '.join(changed)} were "
-            "overwritten or removed; use another name, or --rerun to replace it"
+        raise UserError(
+            "data",
+            f"since {path} was measured, files of {' and '.join(changed)} were overwritten or removed; use another "
+            f"name, or {option('rerun', True)} to replace it",
+            f"{data.name}={data.url}",
         )
 
 
@@ -487,8 +493,10 @@ def refuse_mixed_contents(out: Path, jobs: Sequence[Job]) -> None:
         result, path = stored.result, stored.path
         now = data.get(result.data.name)
         if now and path not in replaced and result.status == "ok" and (splits := now.differ_from(result.data)):
-            raise ValueError(
-                f"--data {now.name}={now.url}: files of {' and '.join(splits)} were overwritten since {path} was "
-                "measured, which would stay on the board; give --rerun with all its checkpoints and protocols, "
-                f"move that result away (bench results rm), or use another name than {now.name}"
+            raise UserError(
+                "data",
+                f"files of {' and '.join(splits)} were overwritten since {path} was measured, which would stay on the "
+                f"board; give {option('rerun', True)} with all its checkpoints and protocols, move that result away "
+                f"(bench results rm), or use another name than {now.name}",
+                f"{now.name}={now.url}",
             )

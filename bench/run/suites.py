@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from bench.settings import changed, read_changes
-from engine.errors import in_one_line
+from engine.errors import UserError, in_one_line, option
 from engine.extensions import Extension, extensions, import_extension, refused_plugins
 from engine.printing import did_you_mean
 from engine.settings import check_fields
@@ -144,13 +144,13 @@ def choose_protocols(text: str, known: Catalogue) -> list[ChosenProtocol]:
         elif of_task:
             names |= of_task
         elif reasons := [f"{file.title}: {reason}" for file, reason in known.broken.items() if file.key == word]:
-            raise ValueError(f"--suite: {reasons[0]}")
+            raise UserError("suite", reasons[0])
         else:
             of_family = [name for name in known.protocols if name.startswith(f"{word.partition('@')[0]}@")]
             hint = did_you_mean(word, of_family or known.names(), LISTED_BY)
-            raise ValueError(f"--suite: no suite, task or protocol {word!r}{hint}")
+            raise UserError("suite", f"no suite, task or protocol {word!r}{hint}")
     if not names:
-        raise ValueError(f"--suite is empty{did_you_mean('', known.names(), LISTED_BY)}")
+        raise ValueError(f"{option('suite')} is empty{did_you_mean('', known.names(), LISTED_BY)}")
     return [chosen for name, chosen in known.protocols.items() if name in names]
 
 
@@ -181,9 +181,9 @@ def _target_and_field(change: str, targets: Sequence[str]) -> tuple[str, str]:
     """TASK and FIELD of `TASK.FIELD=VALUE`. ValueError for another form, or if TASK is not one of `targets`."""
     target, dot, field = change.partition("=")[0].rpartition(".")
     if not (dot and target and field):
-        raise ValueError(f"--set {change}: write TASK.FIELD=VALUE, for example knn.k=10,20")
+        raise UserError("settings", "write TASK.FIELD=VALUE, for example knn.k=10,20", change)
     if target not in targets:
-        raise ValueError(
-            f"--set {change}: {target!r} is not part of this run{did_you_mean(target, targets, LISTED_BY)}"
+        raise UserError(
+            "settings", f"{target!r} is not part of this run{did_you_mean(target, targets, LISTED_BY)}", change
         )
     return target, field

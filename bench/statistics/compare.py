@@ -21,6 +21,7 @@ from bench.statistics.intervals import LEVEL
 from bench.statistics.matching import Match, label_of, match_results, results_by_label
 from bench.statistics.paired import PairedTest, holm
 from bench.statistics.significance import PairedTestCache, paired_tests
+from engine.errors import UserError, option
 from engine.printing import counted, did_you_mean, in_csv, table, text_of
 
 COLUMNS = (
@@ -300,10 +301,12 @@ def _refuse(options: Mapping[str, str | None], results: Sequence[Result]) -> Non
         "protocol": {result.protocol.name for result in results},
         "metric": {metric for result in results for metric in result.metrics},
     }
-    for option, names in choices.items():
-        value, only_option = options[option], {**dict.fromkeys(options), option: options[option]}
+    for argument, names in choices.items():
+        value, only_option = options[argument], {**dict.fromkeys(options), argument: options[argument]}
         if value is not None and not any(_selects(only_option, result) for result in results):
-            raise ValueError(
-                f"--{option} {value}: these checkpoints have no such result{did_you_mean(value, sorted(names))}"
-            )
-    raise ValueError("no result of these checkpoints matches --data, --protocol and --metric together; omit one")
+            text = f"these checkpoints have no such result{did_you_mean(value, sorted(names))}"
+            raise UserError(argument, text, value)
+    raise ValueError(
+        f"no result of these checkpoints matches {option('data')}, {option('protocol')} and {option('metric')} "
+        f"together; omit one"
+    )

@@ -17,6 +17,7 @@ from bench.results.record import images_seen, labels_of, short
 from bench.results.store import StoredResult
 from bench.statistics.intervals import averages_to
 from bench.statistics.paired import PairedTest, compare_images, compare_resamples
+from engine.errors import option
 from engine.printing import did_you_mean
 
 
@@ -108,7 +109,9 @@ def paired_values(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray]:
     """
     first, second = (np.mean([_per_image(stored, metric) for stored in side], axis=0) for side in match.sides)
     if first.shape != second.shape:
-        raise ValueError(f"{metric}: {len(first)} images against {len(second)}; make both again with --rerun")
+        raise ValueError(
+            f"{metric}: {len(first)} images against {len(second)}; make both again with {option('rerun', True)}"
+        )
     seen = ~np.isnan(first + second)
     if seen.all():
         return first, second
@@ -121,7 +124,9 @@ def array_of(stored: StoredResult, metric: str) -> np.ndarray:
     """The array of a metric that has one. ValueError if it is missing from the `.npz` file."""
     name = stored.result.metrics[metric].array
     if name not in stored.arrays:
-        raise ValueError(f"{stored.path}: its .npz file has no array {name!r}; make the result again with --rerun")
+        raise ValueError(
+            f"{stored.path}: its .npz file has no array {name!r}; make the result again with {option('rerun', True)}"
+        )
     return stored.arrays[name]
 
 
@@ -185,5 +190,7 @@ def _resampled(match: Match, metric: str) -> tuple[list[np.ndarray], int]:
         raise ValueError(f"{metric}: a single image cannot be resampled; evaluate on more images")
     sides = [np.stack([array_of(stored, metric) for stored in side]) for side in match.sides]
     if sides[0].shape != sides[1].shape:
-        raise ValueError(f"{metric}: {sides[0].shape[1]} resamples against {sides[1].shape[1]}; use --rerun for both")
+        raise ValueError(
+            f"{metric}: {sides[0].shape[1]} resamples against {sides[1].shape[1]}; use {option('rerun', True)} for both"
+        )
     return [side.mean(0) for side in sides], images

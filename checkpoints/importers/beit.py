@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from checkpoints.importing import BranchTensors, Conversion, relative_vit
 from checkpoints.reading import ForeignFile
+from engine.errors import option
 
 SOURCE = "microsoft/unilm 768a3c8, beit/modeling_pretrain.py, run_beit_pretraining.py"
 BRANCHES = {"encoder": ("model.", "")}
@@ -31,7 +32,8 @@ def convert(branch: BranchTensors) -> Conversion:
     if options.statistics is None and imagenet_flag is None:
         raise ValueError(
             f"{branch.file.path}: BEiT was trained with two sets of image statistics and the file does not say which; "
-            "use --statistics half (ImageNet-22k releases) or --statistics imagenet (ImageNet-1k runs)"
+            f"use {option('statistics', 'half')} (ImageNet-22k releases) or {option('statistics', 'imagenet')} "
+            f"(ImageNet-1k runs)"
         )
     if options.statistics is None:
         options = replace(options, statistics="imagenet" if imagenet_flag else "half")

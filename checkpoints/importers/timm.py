@@ -57,6 +57,7 @@ from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import ANY_PREFIX, CLASSIFIER, TRUNK_PREFIXES, position_kind, trunk_of, unsupported_reason
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import skip_init
+from engine.errors import option
 from engine.files import read_json
 from engine.printing import did_you_mean
 
@@ -348,7 +349,7 @@ def convert(branch: BranchTensors) -> Conversion:
     if options.statistics is None:
         raise ValueError(
             "no tensor tells the image statistics, which differ between timm's models; use "
-            "--statistics imagenet (as DeiT), half (as timm's own ImageNet-21k weights) or clip"
+            f"{option('statistics', 'imagenet')} (as DeiT), half (as timm's own ImageNet-21k weights) or clip"
         )
     # CheckpointSaver stores the index of the last epoch since version 2; before, it added 1.
     is_last_index = branch.file.facts.get("version", 0) == 2
@@ -368,8 +369,8 @@ def _spec_of_file(branch: BranchTensors, tensors: dict[str, torch.Tensor]) -> Vi
     is_ambiguous = "norm_pre.weight" in tensors or "blocks.0.attn.q_norm.weight" in tensors
     if is_ambiguous or "cls_token" not in tensors or not {"norm.weight", "fc_norm.weight"} & {*tensors}:
         raise ValueError(
-            "no tensor tells the activation, head count and norms of such a model; use bench import with "
-            "--architecture NAME, timm's name of the model"
+            "no tensor tells the activation, head count and norms of such a model; give "
+            f"{option('architecture')} NAME, timm's name of the model"
         )
     return plain_vit(
         branch,

@@ -19,6 +19,7 @@ from checkpoints.importing import BranchTensors, Conversion, relative_vit, size_
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import position_kind
 from checkpoints.spec import Preparation, ViTSpec
+from engine.errors import option
 
 SOURCE = "huggingface/transformers 5.23, models/*/modeling_*.py"
 FIRST = (
@@ -305,7 +306,7 @@ def _preparation(branch: BranchTensors, spec: ViTSpec) -> Preparation:
         if model_type not in STATISTICS:
             raise ValueError(
                 f"there is no preprocessor_config.json with image_mean and image_std, and published models of type "
-                f"{model_type!r} differ in them; use --statistics imagenet, half or clip"
+                f"{model_type!r} differ in them; use {option('statistics', 'imagenet')}, half or clip"
             )
         statistics = STATISTICS[model_type]
         note = SATELLITE_NOTE if model_type == "dinov3_vit" else ""

@@ -21,6 +21,7 @@ from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
 from downstream.data.scenes import SceneSet, check_layout, open_both
+from engine.errors import option
 from engine.progress import Progress
 from engine.tasks import Metric, Score, Task, Workspace, resampled
 from engine.work import Part, Scale, Work
@@ -89,7 +90,9 @@ class FrozenTask(Task):
     def check_images(self, space: Workspace) -> None:
         check_layout(space.data, self.LAYOUT)
         if space.decode != "exact":
-            raise ValueError(f"{space.data}: dense tasks read images exactly; run them without --decode {space.decode}")
+            raise ValueError(
+                f"{space.data}: dense tasks read images exactly; run them without {option('decode')} {space.decode}"
+            )
 
     def load_scenes(
         self, export: FrozenExport, space: Workspace, splits: Sequence[Split] = SPLITS

@@ -43,6 +43,7 @@ from downstream.data.reading import loader_processes
 from downstream.loop.training import Plan, batch_norm_warnings
 from downstream.models.operators import quiet_libraries
 from engine.distributed import World
+from engine.errors import option
 from engine.files import locked, open_regular, read_json, write_atomic
 from engine.precision import autocast
 from engine.printing import say
@@ -519,11 +520,11 @@ def _explained(error: Exception, plan: Plan, space: Workspace) -> Exception:
     text = str(error)
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
         return ValueError(
-            f"out of memory with {plan.micro_batch_size(space)} images at once on {space.device}: lower --batch-size; "
-            f"accumulation keeps the recipe's batch of {plan.batch}"
+            f"out of memory with {plan.micro_batch_size(space)} images at once on {space.device}: lower "
+            f"{option('batch_size')}; accumulation keeps the recipe's batch of {plan.batch}"
         )
     if "more than 1 value per channel" in text:
-        return ValueError("batch norm needs statistics of two images at once: give --batch-size 2 or more")
+        return ValueError(f"batch norm needs statistics of two images at once: give {option('batch_size', 2)} or more")
     if "Original Traceback" in text:  # torch's message for an error in a loader process; its last line is the error
         kind = ValueError if isinstance(error, ValueError) else RuntimeError
         return kind(text.strip().splitlines()[-1].partition(": ")[2])

@@ -38,6 +38,7 @@ from downstream.frozen.task import (
     resampled_metrics,
     round_up_to_patch,
 )
+from engine.errors import option
 from engine.settings import PositiveFloat, PositiveInt
 from engine.tasks import Outcome, Protocol, Workspace, smoke_protocol
 from engine.work import Scale, Work
@@ -165,7 +166,7 @@ class Correspondence(FrozenTask):
         listing = scenes.image_pairs
         numbers = np.flatnonzero(np.isin(listing.ends, usable).all(1))
         if not len(numbers):
-            raise ValueError(f"{scenes.url}: no pair of {scenes.split} is left; raise --limit")
+            raise ValueError(f"{scenes.url}: no pair of {scenes.split} is left; raise {option('limit')}")
         views = np.array([scene_pair(scenes, number, {}).viewpoint_variation for number in numbers.tolist()])
         class_names = np.array(listing.image_classes)[listing.ends[numbers, 0]]
         in_subset = np.zeros((len(numbers), len(SUBSETS)), bool)

@@ -38,6 +38,7 @@ from downstream.frozen.task import (
     round_up_to_patch,
 )
 from downstream.metrics.scores import LABELLED, PREDICTED, RIGHT
+from engine.errors import option
 from engine.neighbours import unit_rows
 from engine.rows import row_slices
 from engine.seeding import AUGMENT, START, stream_seeds
@@ -134,7 +135,7 @@ class Hummingbird(SquareTask):
         if not kept:
             raise ValueError(
                 f"a memory of {self.memory} patches has room for none of each of {images * self.epochs} views; "
-                f"--set {self.KEY}.memory={images * self.epochs}"
+                f"{option('settings', {f'{self.KEY}.memory': images * self.epochs})}"
             )
         return min(kept, self.patch_count(spec))
 

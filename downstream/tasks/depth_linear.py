@@ -23,6 +23,7 @@ from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.scenes import SceneSet, open_both, scene_depth, scene_image
 from downstream.frozen.heads import HeadTask
 from downstream.frozen.task import Layer, Random, UsableScenes, backbone_of, pad_centred, patch_maps, round_up_to_patch
+from engine.errors import option
 from engine.printing import say
 from engine.settings import BelowOne, FactorRange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from engine.tasks import Metric, Outcome, Protocol, Workspace, smoke_protocol
@@ -327,7 +328,7 @@ class DepthLinear(HeadTask):
         low, high = self.depths
         raise ValueError(
             f"{scenes.url}: no pixel of {scenes.split} that counts has a depth from {low:g} to {high:g} m; is it in "
-            f"another unit (?unit=cm), or the range too small (--set {self.KEY}.depths=...)?"
+            f"another unit (?unit=cm), or the range too small ({option('settings', {f'{self.KEY}.depths': '...'})})?"
         )
 
     def read_layers(self, spec: FrozenSpec) -> list[Layer]:

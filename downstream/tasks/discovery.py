@@ -32,6 +32,7 @@ from downstream.frozen.task import (
     pad_to_patches,
     round_up_to_patch,
 )
+from engine.errors import option
 from engine.settings import PositiveFloat, PositiveInt, ProperFraction
 from engine.tasks import Metric, Outcome, Protocol, Shared, Workspace, smoke_protocol
 from engine.work import Scale, Work
@@ -203,7 +204,7 @@ def corloc_outcome(images: UsableScenes, boxes: Mapping[int, np.ndarray]) -> Out
             correct[index] = box_ious(box, objects).max() >= MIN_IOU
             floor[index] = box_ious(whole_image, objects).max() >= MIN_IOU
     if np.isnan(correct).all():
-        raise ValueError(f"{scenes.url}: no image of {scenes.split} has an object's box; raise --limit")
+        raise ValueError(f"{scenes.url}: no image of {scenes.split} has an object's box; raise {option('limit')}")
     array = np.full((len(scenes), 4), np.nan)
     array[list(boxes)] = list(boxes.values())
     return Outcome(

@@ -44,6 +44,7 @@ from downstream.frozen.task import (
 )
 from downstream.metrics.previews import preview_indices, preview_masks, thumbnail
 from downstream.metrics.scores import constant_scores, scores, weighted_scores
+from engine.errors import option
 from engine.seeding import stream_seeds
 from engine.settings import (
     BelowOne,
@@ -335,7 +336,9 @@ class SegmentationLinear(HeadTask):
         check_classes(space, train, val)
         count, held_out = len(train.indices), self.holdout_size(len(train.indices))
         if held_out >= count:
-            raise ValueError(f"{train.scenes.url}: {count} training images, none to hold out; --select val")
+            raise ValueError(
+                f"{train.scenes.url}: {count} training images, none to hold out; {option('select', 'val')}"
+            )
         order = np.random.RandomState(stream_seeds(HOLDOUT_STREAM, space.seed)).permutation(count)
         learnt = train.subset(order[held_out:])
         snapshots, backbone = self.train_heads(export, learnt, val, space), backbone_of(export, space)

@@ -17,6 +17,7 @@ from downstream.dense_task import Lengths, Source
 from downstream.layouts.cityscapes import SEEDS, few_image_split
 from downstream.loop.training import Plan, optimizer_groups
 from downstream.segmentation import Segmentation, segmentation_outcome
+from engine.errors import option
 from engine.settings import (
     BelowOne,
     Different,
@@ -116,7 +117,8 @@ class Segmenter(Segmentation):
         """ValueError if a split needs more than these training images. where: beginning of the message."""
         if self.images > images:
             raise ValueError(
-                f"{where}there are {images} training images, not {self.images}; --set {self.KEY}.images={images}"
+                f"{where}there are {images} training images, not {self.images}; "
+                f"{option('settings', {f'{self.KEY}.images': images})}"
             )
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:

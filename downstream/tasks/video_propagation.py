@@ -32,6 +32,7 @@ from downstream.frozen.task import (
     patch_maps,
     resampled_metrics,
 )
+from engine.errors import option
 from engine.printing import say
 from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from engine.tasks import Outcome, Protocol, Workspace, smoke_protocol
@@ -194,7 +195,8 @@ class VideoPropagation(FrozenTask):
         if not min(size):
             raise ValueError(
                 f"frames of {height} x {width} pixels at short={self.short} hold no patch of {spec.patch_size}, as "
-                f"their long side becomes a multiple of {LONG_SIDE_MULTIPLE}; --set {self.KEY}.short=480"
+                f"their long side becomes a multiple of {LONG_SIDE_MULTIPLE}; "
+                f"{option('settings', {f'{self.KEY}.short': 480})}"
             )
         return size[0] // spec.patch_size, size[1] // spec.patch_size
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
+from engine.errors import option
+
 EXIT_GRACE = 60  # seconds after a SIGTERM until a loader process ends itself
 SHARED_MEMORY = "/dev/shm"  # file system of shared memory
 
@@ -85,7 +87,7 @@ def sharing_memory() -> Iterator[None]:
 def _no_sharing(reason: str) -> ValueError:
     return ValueError(
         f"loader processes cannot share images in {SHARED_MEMORY} ({reason}): mount or enlarge it (docker run "
-        "--shm-size 8g, mount -t tmpfs -o size=8G tmpfs /dev/shm), or run with --workers 0"
+        f"--shm-size 8g, mount -t tmpfs -o size=8G tmpfs /dev/shm), or run with {option('workers', 0)}"
     )
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from engine.errors import option
 from engine.machine import own_cores
 from engine.seeding import AUGMENT, fork_rng, joined_order, seed, shuffled, windowed
 from engine.training.loading import read_ahead
@@ -138,7 +139,10 @@ def batch_plan(
     Raises ValueError if the batch is larger than the set, or cannot be shared equally by the processes.
     """
     if batch > count:
-        raise ValueError(f"batch={batch} is more than the {count} images of {url}; lower it with --set batch={count}")
+        raise ValueError(
+            f"batch={batch} is more than the {count} images of {url}; lower it with "
+            f"{option('settings', {'batch': count})}"
+        )
     share = share_of(batch, processes)
     micro_batches = share // micro_batch_size(share, largest or share)
     return BatchPlan(

@@ -20,6 +20,7 @@ from checkpoints.resolve import load
 from checkpoints.runs import is_run
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
+from engine.errors import option
 from pretrain.loop.exporting import exports_in
 from pretrain.method import Method
 from pretrain.recipe import Recipe
@@ -58,10 +59,10 @@ class InitialWeights:
         spec, checkpoint_spec = recipe.spec, self.trained.spec
         sizes = [name for name in SIZES if getattr(spec, name) != getattr(checkpoint_spec, name)]
         if sizes:
-            settings = " ".join(f"{name}={getattr(checkpoint_spec, name)}" for name in sizes)
+            settings = option("settings", {name: getattr(checkpoint_spec, name) for name in sizes})
             raise ValueError(
                 f"the checkpoint is a {checkpoint_spec.label}, the recipe's encoder a {spec.label}: choose a recipe of "
-                f"that size, or --set {settings}"
+                f"that size, or {settings}"
             )
         if self._is_sincos_of(spec):
             checkpoint_spec = replace(checkpoint_spec, position=spec.position)
@@ -70,7 +71,7 @@ class InitialWeights:
         wrong = [n for n in changed if n != "image_size" and getattr(spec, n) != getattr(checkpoint_spec, n)]
         if wrong:
             values = " and ".join(f"{name}={getattr(checkpoint_spec, name)}" for name in wrong)
-            raise ValueError(f"the checkpoint has {values}: remove --set {' '.join(wrong)}")
+            raise ValueError(f"the checkpoint has {values}: remove {option('settings')} {' '.join(wrong)}")
         return replace(recipe, spec=replace(checkpoint_spec.stored, image_size=spec.image_size))
 
     def _is_sincos_of(self, spec: ViTSpec) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints.runs import RUN
+from engine.errors import option
 from engine.files import locked_or_refused, read_json, write_atomic
 from engine.training.states import states
 
@@ -69,7 +70,7 @@ def check_resume(folder: Path, requested: Mapping[str, Any], resume: bool, defau
     contents = set(folder.iterdir()) - set(folder.glob(TEMPORARY_RUN_JSON)) if folder.exists() else set()
     if not path.exists():
         if contents - {folder / LOCK, folder / CLUSTER}:
-            raise ValueError(f"{folder} holds other files: choose a new folder for --out")
+            raise ValueError(f"{folder} holds other files: choose a new folder for {option('out')}")
         return False
     recorded = _read(path)
     replaceable = {folder / name for name in BEFORE_FIRST_STATE} | _leftovers(folder)
@@ -81,9 +82,12 @@ def check_resume(folder: Path, requested: Mapping[str, Any], resume: bool, defau
     if differences:
         rest = f"; and {len(differences) - MAX_DIFFERENCES} more" if len(differences) > MAX_DIFFERENCES else ""
         listed = "; ".join(differences[:MAX_DIFFERENCES])
-        raise ValueError(f"{folder} holds another run: {listed}{rest}; choose another --out")
+        raise ValueError(f"{folder} holds another run: {listed}{rest}; choose another {option('out')}")
     if not resume:
-        raise ValueError(f"{folder} holds this run already; add --resume to continue it, or choose another --out")
+        raise ValueError(
+            f"{folder} holds this run already; add {option('resume', True)} to continue it, or choose another "
+            f"{option('out')}"
+        )
     return True
 
 
@@ -104,7 +108,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return read_json(path, type=dict[str, Any])
     except ValueError as error:
-        raise ValueError(f"{error}: it does not describe a run; choose another --out") from error
+        raise ValueError(f"{error}: it does not describe a run; choose another {option('out')}") from error
 
 
 def _filled(recorded: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from checkpoints.export import ViTExport
 from engine.distributed import World
+from engine.errors import option
 from engine.printing import say
 from engine.progress import Progress
 from engine.seeding import START, seeded
@@ -118,7 +119,7 @@ class Trainer:
             raise ValueError(
                 f"{method.min_batch_setting} needs {method.min_batch} images in a process's forward pass, but batch="
                 f"{recipe.batch} in {world.size} x {self.plan.micro_batches} (processes x micro-batches) leaves "
-                f"{self.plan.micro_batch_size}; raise --micro-batch or batch, or change the setting"
+                f"{self.plan.micro_batch_size}; raise {option('micro_batch')} or batch, or change the setting"
             )
         check_chunks(self.plan.micro_batch_size * world.size, method.chunks)
         self.updates = Updates(
@@ -239,7 +240,7 @@ class Trainer:
             logs = self.count_work(lambda: self.updates.run(views, progress, requests), averages)
         except torch.OutOfMemoryError as error:
             raise ValueError(
-                f"out of memory in update {self.step} on {self.run.device}: lower --micro-batch "
+                f"out of memory in update {self.step} on {self.run.device}: lower {option('micro_batch')} "
                 f"(now {self.plan.micro_batch_size}); the recipe's batch stays {self.recipe.batch}"
             ) from error
         lr, decay = self.updates.rates(progress)
@@ -413,7 +414,9 @@ def require_labels(images: ImageSet, classes: int) -> None:
     if images.has_several_labels:
         raise ValueError(f"{images.url}: its images have several labels each, and this method learns from one")
     if (count := len(images.classes)) != classes:
-        raise ValueError(f"classes={classes}, but {images.url} has {count}; add --set classes={count}")
+        raise ValueError(
+            f"classes={classes}, but {images.url} has {count}; add {option('settings', {'classes': count})}"
+        )
 
 
 def build(module: ModuleType, recipe: Recipe, seed: int) -> Method:

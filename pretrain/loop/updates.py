@@ -16,6 +16,7 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.distributed import World
+from engine.errors import UserError
 from engine.optimisers import Lars, layer_of
 from engine.precision import autocast, compile_blocks, fit_attention
 from engine.seeding import DROP, seeded
@@ -73,9 +74,10 @@ class Updates:
         self.encoder_parameters = {parameter for encoder in encoders for parameter in encoder.vit.parameters()}
         trained = {parameter for group in self.groups for parameter in group.parameters.values()}
         if frozen_epochs and trained <= self.encoder_parameters:
-            raise ValueError(
-                f"--freeze-first-epochs {frozen_epochs}: this method trains only the encoder, so nothing would change "
-                "in these epochs; leave the option out"
+            raise UserError(
+                "freeze_first_epochs",
+                "this method trains only the encoder, so nothing would change in these epochs; leave the option out",
+                frozen_epochs,
             )
         self.losses: deque[float] = deque(maxlen=MAX_SHOWN_LOSSES)
         self.clip = recipe.clip  # of the current update

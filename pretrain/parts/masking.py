@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from checkpoints.vit import ViT
+from engine.errors import option
 
 
 def visible_count(patches: int, ratio: float) -> int:
@@ -57,7 +58,7 @@ def hidden_tokens(vit: ViT, images: Tensor, mask: Tensor, token: Tensor) -> Tens
     if not mask.any():
         raise ValueError(
             f"none of the {len(mask)} images of this forward pass has a hidden patch: set more hidden patches or "
-            "smaller blocks of them, or more images per forward pass (batch, --micro-batch)"
+            f"smaller blocks of them, or more images per forward pass (batch, {option('micro_batch')})"
         )
     return masked_tokens(vit, images, mask, token)[:, vit.spec.prefix :][mask]
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from checkpoints.export import CLASS_ATTENTION, ViTExport
+from engine.errors import option
 from probes.finetune.settings import FinetuneSettings, PooledNorm
 
 RELU_METHODS = ("mocov3", "byol")  # methods with ReLU in the projector; the others have GELU
@@ -77,7 +78,9 @@ def with_pooled_norm(export: ViTExport, start: PooledNorm = "fresh") -> ViTExpor
         if not is_rms_norm:
             norm["bias"] = torch.zeros(spec.width)
     elif not norm:
-        raise ValueError("the model has no final norm to start from: add --set finetune.pooled_norm=fresh")
+        raise ValueError(
+            f"the model has no final norm to start from: add {option('settings', {'finetune.pooled_norm': 'fresh'})}"
+        )
     tensors |= {f"fc_norm.{name.rpartition('.')[2]}": tensor for name, tensor in norm.items()}
     extra = {name: tensor for name, tensor in export.extra.items() if not name.startswith(CLASS_ATTENTION)}
     return replace(export, spec=spec, tensors=tensors, extra=extra, fingerprint={})
@@ -87,10 +90,13 @@ def check_class_token(export: ViTExport) -> None:
     """ValueError unless the export has a class token to which its final norm applies."""
     spec = export.spec
     if not spec.has_class_token:
-        raise ValueError("the model has no class token: add --set finetune.pool=avg, or semi.pool=avg")
+        raise ValueError(
+            f"the model has no class token: add {option('settings', {'finetune.pool': 'avg'})}, or semi.pool=avg"
+        )
     if spec.final_norm == "pooled":
         raise ValueError(
-            "the model's final norm is for the mean of its patches: add --set finetune.pool=avg, or semi.pool=avg"
+            f"the model's final norm is for the mean of its patches: add "
+            f"{option('settings', {'finetune.pool': 'avg'})}, or semi.pool=avg"
         )
 
 
@@ -115,7 +121,7 @@ def projector_layer(export: ViTExport) -> nn.Sequential:
             return nn.Sequential(layer, *norms, activation)
     raise ValueError(
         "the export contains no projector, whose first layer the head reads: import a full training checkpoint of "
-        "ExtreMA, iBOT, DINO, MSN or MoCo-v3, or add --set semi.projector=false"
+        f"ExtreMA, iBOT, DINO, MSN or MoCo-v3, or add {option('settings', {'semi.projector': 'false'})}"
     )
 
 

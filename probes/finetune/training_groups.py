@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from engine.errors import option
 from engine.machine import own_cores
 from engine.seeding import AUGMENT, MIX, seeded, shuffled
 from engine.tasks import Workspace
@@ -85,7 +86,7 @@ def group_size(share: int, max_size: int, even: bool) -> int:
         return size
     raise ValueError(
         f"{share} images for each process and step cannot be mixed in pairs; give an even batch for each process, or "
-        "none: --set finetune.mixup=0 finetune.cutmix=0 (semi.mixup for semi@...)"
+        f"none: {option('settings', {'finetune.mixup': 0})} finetune.cutmix=0 (semi.mixup for semi@...)"
     )
 
 

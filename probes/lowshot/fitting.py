@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.distributed import World
+from engine.errors import option
 from engine.progress import Progress
 from engine.settings import BelowOne, OneOrMoreDifferent, PositiveFloat, PositiveInt, Validated
 from engine.tasks import ADDED
@@ -159,7 +160,7 @@ class Fitter:
         if not held_out_counts.any():
             raise ValueError(
                 f"{name}: holding out {self.settings.holdout:g} of {len(rows)} images leaves nothing to choose lambda "
-                "by; --set lowshot.holdout=0, or use more images"
+                f"by; {option('settings', {'lowshot.holdout': 0})}, or use more images"
             )
         is_held_out = np.zeros(len(rows), bool)
         is_held_out[stratified_sample(self.labels[rows], held_out_counts, self.seed)] = True
@@ -221,7 +222,8 @@ class Fitter:
             raise ValueError(
                 f"{name}: the optimum for lambda {raw_lambda:g} ({settings.effective_lambda(raw_lambda, images):.3g} "
                 f"against the mean loss) was not reached: gap {gap:.1e} after {iterations} iterations of "
-                f"{settings.solver}, {settings.max_gap:.0e} required; raise --set lowshot.max_iterations=N, or lambdas"
+                f"{settings.solver}, {settings.max_gap:.0e} required; raise "
+                f"{option('settings', {'lowshot.max_iterations': 'N'})}, or lambdas"
             )
 
     def evaluate(

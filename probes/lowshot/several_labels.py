@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from engine.distributed import World
+from engine.errors import option
 from probes.lowshot.blocks import PreparedRows
 from probes.lowshot.fitting import FitJob, Fitter, run_fits
 from probes.scores import average_precision
@@ -43,7 +44,9 @@ class ClassByClass:
         Raises ValueError for a class that no training image shows, and for a fit whose gap is above the tolerance.
         """
         if len(absent := np.flatnonzero(~(self.labels == 1).any(axis=0))):
-            raise ValueError(f"no training image shows {self.classes[absent[0]]!r}; add some, or raise --limit")
+            raise ValueError(
+                f"no training image shows {self.classes[absent[0]]!r}; add some, or raise {option('limit')}"
+            )
         judged_rows = [np.flatnonzero(column >= 0) for column in self.labels.T]
         fits = run_fits(self.fitter, judged_rows, world, self.try_lambdas, self.choose_lambdas, self.fit_class)
         return [class_fit for (class_fit,) in fits]
@@ -73,7 +76,9 @@ class ClassByClass:
         means = np.where(is_known, precisions, 0.0).sum(axis=0) / np.maximum(is_known.sum(axis=0), 1)
         means[(precisions == -1).any(axis=0)] = -1
         if means.max() < 0:
-            raise ValueError("no lambda was certified for every class; raise --set lowshot.max_iterations=N")
+            raise ValueError(
+                f"no lambda was certified for every class; raise {option('settings', {'lowshot.max_iterations': 'N'})}"
+            )
         return [self.fitter.settings.lambdas[int(means.argmax())]] * len(precisions)
 
     def fit_class(self, job: FitJob, trials: Sequence[float], team: World) -> list[ClassFit]:

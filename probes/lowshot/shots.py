@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.errors import option
 from engine.tasks import Workspace
 from imagesets.sets import ImageSet, open_set, parse_url
 from imagesets.subsets import class_counts, few_shot, fraction, from_list
@@ -64,7 +65,7 @@ def possible_shots(train: ImageSet, shots: Sequence[int], has_shares: bool) -> t
     counts = class_counts(train)
     fewest, name = int(counts.min()), train.classes[int(counts.argmin())]
     if not fewest:
-        raise ValueError(f"{train.url}: class {name!r} has no training image; add some, or raise --limit")
+        raise ValueError(f"{train.url}: class {name!r} has no training image; add some, or raise {option('limit')}")
     possible = tuple(count for count in shots if count <= fewest)
     if possible == tuple(shots):
         return possible, ""
@@ -72,7 +73,8 @@ def possible_shots(train: ImageSet, shots: Sequence[int], has_shares: bool) -> t
     reason = f"class {name!r} has {fewest} training image{'s' * (fewest > 1)}"
     if not (possible or has_shares):
         raise ValueError(
-            f"{train.url}: {impossible} requested, but {reason}; --set lowshot.shots={fewest}, or add images"
+            f"{train.url}: {impossible} requested, but {reason}; {option('settings', {'lowshot.shots': fewest})}, or "
+            f"add images"
         )
     return possible, f"{impossible} left out: {reason}"
 
@@ -146,7 +148,8 @@ def checked_list(path: Path) -> Path:
     if not path.is_file():
         raise ValueError(
             f"{path}: no such list; name the folder that holds imagenet_subsets1 to 3 of github.com/facebookresearch/"
-            "msn (10percent.txt: google-research/simclr): --set lowshot.lists=FOLDER (semi.lists for semi@...), or "
+            f"msn (10percent.txt: google-research/simclr): {option('settings', {'lowshot.lists': 'FOLDER'})} "
+            f"(semi.lists for semi@...), or "
             "leave it empty to draw by the seed"
         )
     return path

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport, FrozenSpec
+from engine.errors import option
 from engine.neighbours import unit_rows
 from engine.settings import PositiveInt
 from engine.tasks import Outcome, Protocol, Task, Workspace
@@ -46,7 +47,7 @@ class Copydays(Task):
 
     def check_images(self, space: Workspace) -> None:
         if parse_url(space.data)[0] != "copydays":
-            raise ValueError(f"{space.data}: not a set for copy detection; add --data NAME=copydays:FOLDER")
+            raise ValueError(f"{space.data}: not a set for copy detection; add {option('data')} NAME=copydays:FOLDER")
 
     def reads(self, space: Workspace) -> dict[str, ImageSet]:
         folder = optional_path(parse_url(space.data)[1], "whitening")

@@ -19,6 +19,7 @@ from checkpoints.export import ViTExport, check_tables
 from checkpoints.flops import forward_flops, training_bytes, training_flops
 from checkpoints.frozen import FrozenSpec, vit_spec
 from checkpoints.spec import SIZES, ViTSpec
+from engine.errors import option
 from engine.tasks import Outcome, Protocol, Reads, SelectOn, Task, Workspace, as_reported, settings_of, smoke_protocol
 from engine.training.schedules import share_of
 from engine.work import Part, Scale, Work
@@ -91,7 +92,7 @@ class Finetune(FinetuneSettings, Task):
         """Raises ValueError if the training images are fewer than a batch, and suggests the largest power of 2."""
         if images < self.batch:
             key, batch = type(self).__module__.rpartition(".")[2], 1 << max(images, 1).bit_length() - 1
-            remedy = f"--set {key}.batch={batch}" if batch > 1 or not self.mixes else "add images"
+            remedy = option("settings", {f"{key}.batch": batch}) if batch > 1 or not self.mixes else "add images"
             raise ValueError(f"{images} training images do not fill a batch of {self.batch}; {remedy}")
 
     def split_training_images(self, train: ImageSet, seed: int) -> tuple[ImageSet, ImageSet | None, str]:

@@ -15,6 +15,7 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
+from engine.errors import option
 from engine.neighbours import search, search_bytes, unit_rows
 from engine.settings import OneOrMoreDifferent, PositiveInt
 from engine.tasks import Metric, Outcome, Protocol, Workspace
@@ -42,7 +43,10 @@ class Ood(PooledTask):
         for url in self.sets:
             parse_url(url)
         if space.data in self.sets:
-            raise ValueError(f"{space.data}: cannot be out of distribution for itself; give --set ood.sets=OTHER")
+            raise ValueError(
+                f"{space.data}: cannot be out of distribution for itself; give "
+                f"{option('settings', {'ood.sets': 'OTHER'})}"
+            )
 
     def reads(self, space: Workspace) -> dict[str, ImageSet]:
         return {url: open_set(url, "val") for url in self.sets}

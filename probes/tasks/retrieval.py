@@ -18,6 +18,7 @@ from torch import Tensor
 
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport, FrozenSpec
+from engine.errors import option
 from engine.neighbours import unit_rows
 from engine.settings import Fraction, PositiveInt
 from engine.tasks import Outcome, Protocol, Shared, Workspace
@@ -91,7 +92,7 @@ class Retrieval(PooledTask):
         truth, path = ground_truth(parse_url(space.data)[1])
         if (len(truth["imlist"]), len(truth["qimlist"])) != (len(database), len(queries)):
             raise ValueError(
-                f"{space.data}: {path} is for all images of the set, so they cannot be limited; drop --limit"
+                f"{space.data}: {path} is for all images of the set, so they cannot be limited; drop {option('limit')}"
             )
         rows, query_rows = (self.descriptors(export, images, space) for images in (database, queries))
         order = nearest_first(rows, query_rows)

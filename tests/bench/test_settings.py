@@ -57,7 +57,7 @@ GOOD = [
     ("folder", "there/x", Path("there/x")),
 ]
 BAD = [
-    ("layers", "1.5", "--set layers=1.5: must be a whole number"),
+    ("layers", "1.5", "settings={'layers': '1.5'}: must be a whole number"),
     ("rate", "fast", "must be a number"),
     ("centre", "maybe", "true or false"),
     ("pool", "max", "choose one of cls, avg"),
@@ -65,7 +65,7 @@ BAD = [
     ("pair", "1", "2 values separated by commas"),
     ("depth", "deep", "a whole number or none"),
     ("table", "{}", "dict or none"),
-    ("layers", "0", "--set: toy: layers must be 1 or more"),
+    ("layers", "0", "settings: toy: layers must be 1 or more"),
     ("layer", "1", "did you mean 'layers'? there are: k, pair, layers"),
 ]
 
@@ -91,7 +91,7 @@ def test_a_wrong_text_is_refused_in_one_line(field, text, message):
 
 @pytest.mark.parametrize("text", ["knn.k", "=1", ""])
 def test_a_change_has_a_name_and_a_value(text):
-    with pytest.raises(ValueError, match=r"--set .*: write TASK\.FIELD=VALUE, for example knn\.k=10,20"):
+    with pytest.raises(ValueError, match=r"settings=.*: write TASK\.FIELD=VALUE, for example knn\.k=10,20"):
         read_changes([text], "TASK.FIELD=VALUE", "knn.k=10,20")
 
 
@@ -123,7 +123,7 @@ def test_changes_of_a_protocol(texts, changes):
 
 
 def test_changes_of_a_protocol_are_checked_together():
-    with pytest.raises(ValueError, match=r"^--set: toy@one: layers=9 and label=None: label many layers$"):
+    with pytest.raises(ValueError, match=r"^settings: toy@one: layers=9 and label=None: label many layers$"):
         changed_protocols([CHOSEN], ["toy.rate=1", "toy.layers=9"])
 
 

@@ -352,10 +352,10 @@ def test_an_importer_that_does_not_know_all_tensors_is_no_candidate(monkeypatch)
         (
             "dino",
             {"heads": None},
-            "heads at width {width}; give it: bench import .* --out FOLDER --heads N",
+            "heads at width {width}; give it: bench.load\\(.*, heads=N",
         ),
         ("dino", {"heads": 1000}, "heads=1000 does not divide width={width}"),
-        ("beit", {"statistics": None}, "use --statistics half .* or --statistics imagenet"),
+        ("beit", {"statistics": None}, "use statistics='half' .* or statistics='imagenet'"),
         ("beit", {"heads": 1000}, "is for {heads} heads, not 1000"),
     ],
 )

@@ -81,7 +81,7 @@ def test_a_local_distributed_folder_is_read_for_a_timm_reference(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     save_distributed(timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32).state_dict(), Path("dcp_folder"))
     for reference in ("dcp_folder", "timm:dcp_folder"):
-        with pytest.raises(ValueError, match=r"^dcp_folder as timm: no tensor tells .* --statistics imagenet"):
+        with pytest.raises(ValueError, match=r"^dcp_folder as timm: no tensor tells .* statistics='imagenet'"):
             load(reference)
         assert load(reference, ImportOptions(statistics="imagenet")).spec.image_size == 32
     with pytest.raises(ValueError, match="timm has no model 'nowhere'"):

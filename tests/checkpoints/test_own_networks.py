@@ -57,7 +57,7 @@ def test_a_single_vector_is_taken_as_class_token(nets):
     features, of_maps = (Backbone(load_own(name)).views(images, [(-1, True)])[-1, True] for name in ("vector", "maps"))
     assert torch.equal(features.cls, of_maps.avg) and features.patches.shape == (3, 0, 0, 12)
     assert FeatureKind("cls").exists_in(export.spec) and not FeatureKind("avg").exists_in(export.spec)
-    with pytest.raises(ValueError, match=r"no patch tokens at layer -1; add --set knn\.pool=cls"):
+    with pytest.raises(ValueError, match=r"no patch tokens at layer -1; add settings=.*knn\.pool"):
         FeatureKind("avg").check(export.spec, "knn")
 
 

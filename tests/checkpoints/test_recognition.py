@@ -62,8 +62,8 @@ def test_a_network_in_other_training_code_is_read_by_its_prefix(tmp_path):
     state = state_of("vit_base_patch16_224")
     weights = {f"net.{branch}.module.vit.{name}": t for branch in ("student", "teacher") for name, t in state.items()}
     path = save({"state_dict": weights | {"centre": torch.zeros(3)}, "pytorch-lightning_version": "2.4"}, tmp_path)
-    command = f"bench import IMPORTER:{path} --out FOLDER --prefix state_dict.net.teacher.vit."
-    assert load_refusal(path).endswith(f"state_dict.net.student.vit.: say which with --prefix, as in {command}")
+    command = f"bench.load('IMPORTER:{path}', prefix='state_dict.net.teacher.vit.')"
+    assert load_refusal(path).endswith(f"state_dict.net.student.vit.: say which with prefix, as in {command}")
     assert "--prefix state_dict.net.teacher.vit." in load_refusal(f"dino:{path}", ImportOptions(prefix="teacher.vit"))
     export = load(f"dino:{path}", ImportOptions(prefix="state_dict.net.teacher.module.vit", heads=4))
     assert all(torch.equal(export.tensors[name], tensor) for name, tensor in state.items())
@@ -204,7 +204,7 @@ class TestArchitecture:
                 "no model 'test_vit22'; did you mean 'test_vit2'? docs/timm.md lists them all",
             ),
             ("timm", "vit_relpos_small_patch16_224", "is a VisionTransformerRelPos, which has relative positions that"),
-            ("dino", "test_vit2", "--architecture is for files of timm's models"),
+            ("dino", "test_vit2", "architecture is for files of timm's models"),
         ],
     )
     def test_a_wrong_architecture_is_refused(self, importer, name, message, tmp_path):
@@ -285,7 +285,7 @@ def test_relative_tables_are_read_at_the_stated_size(tmp_path):
     path = save(network.state_dict(), tmp_path)
     assert difference(network, load(f"timm:{path}", replace(OPTIONS, heads=None, image_size=(32, 48)))) < 1e-4
     message = load_refusal(f"timm:{path}", replace(OPTIONS, heads=None))
-    assert "--image-size 32x48" in message and "--image-size 48x32" in message
+    assert "image_size=(32, 48)" in message and "image_size=(48, 32)" in message
 
 
 def test_averaged_weights_of_timm_come_first_as_in_timm(tmp_path):
@@ -319,4 +319,4 @@ def test_what_an_importer_drops_is_dropped_below_a_prefix(importer, extra, tmp_p
     assert export.facts["used_tensors"] == len(state)
     assert sum(export.facts["dropped"].values()) == len(tensors) + len(extra)
     if importer != "timm":
-        assert load_refusal(f"{importer}:{path}", OPTIONS).endswith("--prefix model.teacher.backbone.")
+        assert load_refusal(f"{importer}:{path}", OPTIONS).endswith("prefix='model.teacher.backbone.')")

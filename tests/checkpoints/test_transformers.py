@@ -187,7 +187,7 @@ def test_statistics_of_a_known_type_are_assumed_with_a_note(key, tmp_path):
 @pytest.mark.parametrize("key", ["ViT", "IJepa", "Data2VecVision"])
 def test_statistics_are_required_where_published_models_of_the_type_differ(key, tmp_path):
     random_model(key).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"no preprocessor_config\.json .* use --statistics imagenet, half or clip"):
+    with pytest.raises(ValueError, match=r"no preprocessor_config\.json .* use statistics='imagenet', half or clip"):
         load(tmp_path)
     assert load(tmp_path, ImportOptions(statistics="half")).mean == (0.5, 0.5, 0.5)
 

@@ -141,7 +141,7 @@ def test_pairs_of_an_image_with_itself_are_refused(tmp_path):
 
 def test_missing_images_and_pairs_are_named(tmp_path):
     spair = tiny_folder("spair", tmp_path)
-    with pytest.raises(ValueError, match="--limit"):
+    with pytest.raises(ValueError, match="raise limit"):
         run_task(tmp_path, limit=2)
     (spair / "JPEGImages/cat/val_3.jpg").unlink()
     with pytest.raises(ValueError, match=r"1 of 12 images of val .*JPEGImages/cat/val_3\.jpg"):

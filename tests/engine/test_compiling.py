@@ -80,7 +80,7 @@ def test_a_missing_compiler_is_named(device, missing, monkeypatch, tmp_path):
     for variable in ("CXX", "CC"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match=f"^--compile needs a compiler[^\n]*{missing.replace('+', '.')}[^\n]*$"):
+    with pytest.raises(ValueError, match=f"^compiled needs a compiler[^\n]*{missing.replace('+', '.')}[^\n]*$"):
         check_compiler(device)
     compiler = tmp_path / "compiler"
     compiler.touch(mode=0o755)

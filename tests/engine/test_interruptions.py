@@ -87,7 +87,7 @@ def test_shared_memory_without_locks_is_an_error_that_names_the_option(monkeypat
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(multiprocessing, "Lock", fail)
-    with pytest.raises(ValueError, match=rf"{SHARED_MEMORY} \({os.strerror(number)}\).*--workers 0"):
+    with pytest.raises(ValueError, match=rf"{SHARED_MEMORY} \({os.strerror(number)}\).*workers=0"):
         list(loaded_by(DataLoader(KillingDataset(), batch_size=None, num_workers=2)))
     assert list(loaded_by(DataLoader(range(3), batch_size=None))) == [0, 1, 2]
 

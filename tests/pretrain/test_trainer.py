@@ -223,9 +223,7 @@ def test_out_of_memory_names_the_option_to_lower(tmp_path):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
 
     training.method.forward = forward
-    with pytest.raises(
-        ValueError, match=r"^out of memory in update 0 on cpu: lower --micro-batch \(now 4\); .* stays 8$"
-    ):
+    with pytest.raises(ValueError, match=r"^out of memory in update 0 on cpu: lower batch_size \(now 4\); .* stays 8$"):
         training.train()
 
 

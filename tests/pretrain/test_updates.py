@@ -133,5 +133,5 @@ def test_layer_decay_lowers_the_rates_of_earlier_layers(name, encoder, token):
 
 
 def test_a_method_that_trains_only_its_encoder_cannot_freeze_it():
-    with pytest.raises(ValueError, match="--freeze-first-epochs 1: "):
+    with pytest.raises(ValueError, match="freeze_first_epochs=1: "):
         updates("nepa", small_recipe("nepa"), frozen_epochs=1)

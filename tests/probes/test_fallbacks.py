@@ -133,9 +133,9 @@ def test_a_missing_layer_is_an_error_that_names_the_option(data, tmp_path, task,
     export = export_with(**HEADLESS, class_attention=1, final_norm="class")
     space = workspace(tmp_path, data)
     early = replace(task, layer=0)
-    with pytest.raises(ValueError, match=f"no class token at layer 0; add --set {key}.pool=avg"):
+    with pytest.raises(ValueError, match=f"no class token at layer 0; add settings=.*{key}.pool"):
         early.run(export, space)
     assert replace(early, pool="avg").run(export, space).metrics
-    with pytest.raises(ValueError, match=f"layer -3: the model has 2 blocks; the last: --set {key}.layer=-1"):
+    with pytest.raises(ValueError, match=f"layer -3: the model has 2 blocks; the last: settings=.*{key}.layer"):
         replace(task, layer=-3).run(export, space)
     assert task.run(export, space).facts.get("read_instead") is None

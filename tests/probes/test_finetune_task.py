@@ -271,7 +271,7 @@ def test_a_network_with_rmsnorm_gets_an_rmsnorm_after_pooling():
 
 
 def test_a_missing_projector_is_an_error_that_names_the_option(export, tmp_path):
-    with pytest.raises(ValueError, match=r"no projector.* --set semi\.projector=false"):
+    with pytest.raises(ValueError, match=r"no projector.* settings=.*semi\.projector"):
         replace(QUICK, pool="cls", projector=True).run(export, workspace(tmp_path, "digits:", limit=100))
 
 
@@ -363,7 +363,7 @@ def test_a_second_run_of_one_training_waits_for_the_first(export, tmp_path, monk
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch": 128}, "--set finetune.batch=64"),
+        ({"batch": 128}, "settings={'finetune.batch': 64}"),
         ({"batch": 25, "mixed_together": 25}, "25 images"),
     ],
 )
@@ -383,7 +383,7 @@ def test_a_model_without_class_token_is_pooled_by_the_mean_patch(tmp_path):
 
 def test_a_norm_of_the_mean_patch_is_not_applied_to_the_class_token(tmp_path):
     export = ViTExport.from_vit(ViT(replace(export_of_size(16).spec, final_norm="pooled")), Preparation())
-    with pytest.raises(ValueError, match=r"add --set finetune.pool=avg, or semi.pool=avg"):
+    with pytest.raises(ValueError, match=r"add settings=.*finetune.pool"):
         replace(QUICK, pool="cls").run(export, workspace(tmp_path, "digits:", limit=100))
 
 
@@ -394,6 +394,6 @@ def test_full_shared_memory_is_an_error_that_names_the_option(tmp_path, monkeypa
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1_2>: Success (0)")
 
     monkeypatch.setattr(torch.Tensor, "share_memory_", raise_full)
-    with pytest.raises(ValueError, match=r"\(no room is left\).*--workers 0"):
+    with pytest.raises(ValueError, match=r"\(no room is left\).*workers=0"):
         next(mixed_groups(groups_of(QUICK), workspace(tmp_path, "digits:", workers=1)))
     assert len(next(mixed_groups(groups_of(QUICK), workspace(tmp_path, "digits:", workers=0))).images)

@@ -132,7 +132,7 @@ def test_the_only_image_of_a_class_is_not_held_out(export, tmp_path):
     assert facts["training_images"] == 13 - held_out and any("'class1', have one" in line for line in facts["warnings"])
     assert replace(SMALL, select="val").run(export, space).facts["training_images"] == 13
     space = workspace(tmp_path, coloured_folder(tmp_path / "ones", train=1, classes=2))
-    with pytest.raises(ValueError, match=r"every class has one training image.* --select val"):
+    with pytest.raises(ValueError, match=r"every class has one training image.* select='val'"):
         SMALL.run(export, space)
 
 

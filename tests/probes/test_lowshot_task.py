@@ -205,7 +205,7 @@ def test_the_lambda_is_chosen_on_held_out_training_images(export, tmp_path):
     assert accuracies[fit["lambda"]] == max(accuracies.values()) > accuracies[1e4]
     assert list(outcome.metrics) == ["top1_100percent", "nll"] and fit["images"] == 500
     assert task.run(export, space).facts["fits"] == outcome.facts["fits"]
-    with pytest.raises(ValueError, match=r"holding out 0\.2 of 10 images .* --set lowshot\.holdout=0"):
+    with pytest.raises(ValueError, match=r"holding out 0\.2 of 10 images .* settings=.*lowshot\.holdout"):
         replace(task, shots=(1,), fractions=()).run(export, space)
 
 
@@ -238,7 +238,7 @@ def test_shots_that_a_class_does_not_have_are_left_out_with_a_warning(export, tm
 
 def test_a_class_with_too_few_or_no_images_is_named(export, tmp_path):
     url = write_set(tmp_path / "set", train=4)
-    with pytest.raises(ValueError, match=r"'n0' has 4 .*--set lowshot\.shots=4"):
+    with pytest.raises(ValueError, match=r"'n0' has 4 .*settings=.*lowshot\.shots"):
         replace(SMALL, shots=(5,), fractions=()).run(export, workspace(tmp_path, url))
     with pytest.raises(ValueError, match="class 'n0' has no training image"):
         SMALL.run(export, workspace(tmp_path, url, limit=1))

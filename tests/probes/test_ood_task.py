@@ -30,5 +30,5 @@ def test_digits_are_detected_among_shapes_and_several_sets_are_averaged(tmp_path
 
 
 def test_the_evaluated_set_itself_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"tiny:: .* --set ood.sets"):
+    with pytest.raises(ValueError, match=r"tiny:: .* settings=.*ood.sets"):
         Ood(sets=("tiny:",)).run(varied_export(), Workspace(cache=tmp_path, data="tiny:"))

@@ -114,5 +114,5 @@ def test_two_images_of_one_name_and_two_ground_truths_are_refused(landmarks, twi
 
 def test_a_limit_of_the_database_is_refused(landmarks, tmp_path):
     space = Workspace(cache=tmp_path, data=f"revisited:{landmarks}", limit=4)
-    with pytest.raises(ValueError, match="drop --limit"):
+    with pytest.raises(ValueError, match="drop limit"):
         PROTOCOLS["retrieval@dino_oxford"].task.run(varied_export(), space)

@@ -220,5 +220,5 @@ def test_a_class_without_a_training_image_is_refused(export, tmp_path):
         images = several(split)
         return replace(images, labels=np.where([False, False, True], 0, images.labels))
 
-    with pytest.raises(ValueError, match=r"'seven'.*--limit"):
+    with pytest.raises(ValueError, match=r"'seven'.*limit"):
         run(TASK, export, tmp_path, without_sevens)

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from bench.reports.panels import Block, Panel, Picture, arranged
 from bench.reports.visualize import PictureRequest, Viewer, as_image, errors_naming, image_panel
 from checkpoints.vit import ViT
+from engine.errors import option
 from engine.progress import Progress
 from engine.settings import BelowOne, NonEmpty, PositiveFloat, PositiveInt, Validated
 from pretrain.parts.masking import visible_count
@@ -194,7 +195,9 @@ class Inversion(Validated):
         keep = torch.tensor(np.flatnonzero(~hidden), device=image.device)[None] if hidden.any() else None
         with errors_naming(viewer.name):
             if hidden.any() and viewer.spec.relative_position != "none":
-                raise ValueError("relative positions need all patches of an image; add --set mask_ratios=0")
+                raise ValueError(
+                    f"relative positions need all patches of an image; add {option('settings', {'mask_ratios': 0})}"
+                )
             reconstructions, _ = invert(
                 viewer.backbone.vit,
                 image,

@@ -12,6 +12,7 @@ from PIL import Image
 
 from bench.reports.panels import Box, Panel, PanelRow, Picture
 from bench.reports.visualize import PictureRequest, Viewer, central_square, errors_naming, image_panel, read_image
+from engine.errors import UserError, option
 from engine.neighbours import unit_rows
 from engine.settings import Validated
 from imagesets.selection import evenly_spaced
@@ -93,7 +94,10 @@ class LocalityPicture(Validated):
 def mosaic_scenes(viewer: Viewer, request: PictureRequest) -> list[Scene]:
     """Some of the probe's mosaics, evenly spaced, each with one of its queries. ValueError for unlabelled sets."""
     if len(request.sources) != 1 or ":" not in request.sources[0]:
-        raise ValueError("--images: name one labelled set, such as digits:, or a query of your own: --set query=FILE")
+        raise UserError(
+            "images",
+            f"name one labelled set, such as digits:, or a query of your own: {option('settings', {'query': 'FILE'})}",
+        )
     with errors_naming(f"--images {request.sources[0]}"):
         train, val = (open_set(request.sources[0], split) for split in ("train", "val"))
     transform = EvalTransform(size=viewer.spec.size, crop=PROBE.crop, interpolation=PROBE.interpolation)

@@ -24,6 +24,7 @@ from downstream.data.scenes import SceneSet, open_scenes, scene_depth, scene_ima
 from downstream.frozen.task import FrozenTask, backbone_of
 from downstream.tasks import correspondence, depth_linear, discovery, video_propagation
 from downstream.tasks.discovery import box_ious
+from engine.errors import UserError
 from engine.printing import did_you_mean
 from engine.settings import Validated
 from engine.tasks import Split, Workspace
@@ -57,7 +58,7 @@ class Predictions(Validated):
         task = PROTOCOLS[self.protocol].task
         assert isinstance(task, FrozenTask)
         if len(request.sources) != 1:
-            raise ValueError(f"--images: give one set of scenes, such as {task.LAYOUT}:/data/{task.LAYOUT}")
+            raise UserError("images", f"give one set of scenes, such as {task.LAYOUT}:/data/{task.LAYOUT}")
         space = Workspace(
             cache=Path(self.results) / "cache",
             data=request.sources[0],

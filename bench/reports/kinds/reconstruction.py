@@ -15,6 +15,7 @@ from bench.reports.panels import Block, Panel, Picture, arranged
 from bench.reports.visualize import PictureRequest, Viewer, as_image, central_square, image_panel, method_views
 from checkpoints.export import is_export
 from checkpoints.runs import identity_in, is_run
+from engine.errors import UserError
 from imagesets.transforms import FILTERS
 from pretrain.loop.exporting import epochs_done, progress_after, trained_method
 from pretrain.method import Method
@@ -39,7 +40,7 @@ class TrainedRun:
         runs = [parent for parent in (path.absolute().parent, path.absolute().parent.parent) if is_run(parent)]
         fix = f"name {runs[0]}" if runs else "name the folder of its training, --out of bench pretrain"
         problem = "is an export, which" if is_export(path) else "is no folder of a pretraining; a checkpoint"
-        raise ValueError(f"--checkpoint {reference}: this {problem} contains only the encoder: {fix}")
+        raise UserError("checkpoint", f"this {problem} contains only the encoder: {fix}", reference)
 
     @cached_property
     def trained(self) -> tuple[Method, int]:
@@ -110,8 +111,8 @@ def reconstructed(run: TrainedRun, image: Image.Image, *seeds: int) -> Reconstru
     views = {name: values[:1] for name, values in method_views(method, square, *seeds).items()}
     pixels = method.reconstruct(Tensors(method.preparation)(square)[None], views)
     if pixels is None:
-        raise ValueError(
-            f"--checkpoint {run.checkpoint.reference}: {run.name} predicts no pixels: MAE, SimMIM, LUT, MST and CAN do"
+        raise UserError(
+            "checkpoint", f"{run.name} predicts no pixels: MAE, SimMIM, LUT, MST and CAN do", run.checkpoint.reference
         )
     return pixels
 

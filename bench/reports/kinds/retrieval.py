@@ -20,6 +20,7 @@ from bench.reports.visualize import (
     patches_at,
     points_at,
 )
+from engine.errors import UserError, option
 from engine.neighbours import search, unit_rows
 from engine.settings import NonNegativeInt, PositiveInt, Validated
 
@@ -48,7 +49,9 @@ class Retrieval(Validated):
     def pictures(self, request: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are queries of each image, columns their neighbours according to each checkpoint."""
         if len(request.images) < 2:
-            raise ValueError("--images: neighbours come from other images: name two or more, or raise --limit")
+            raise UserError(
+                "images", f"neighbours come from other images: name two or more, or raise {option('limit')}"
+            )
         points = points_at(self.at)
         blocks = [(viewer.name, self.blocks(viewer, request)) for viewer in request.viewers()]
         yield arranged(
