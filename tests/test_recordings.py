@@ -36,6 +36,15 @@ def test_a_test_without_cases_fails(tmp_path):
     assert "1 skipped, 1 error" in output
 
 
+def test_recordings_that_a_file_cannot_express_skip_it_and_name_the_option(tmp_path):
+    (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
+    (tmp_path / "test_one_golden.py").write_text(
+        "raise ValueError('mask_shape=hexagon: choose one of block, random')\n"
+    )
+    code, output = run(tmp_path, str(tmp_path), "-rs", GOLDEN_ROOT="/elsewhere")
+    assert code == 5 and "1 skipped" in output and "ValueError: mask_shape=hexagon" in output
+
+
 def test_cases_are_found_by_their_whole_names():
     assert [match[1] for match in matches(r"case_(\w+)", ["case_a", "no_case_a", "case_b.c"])] == ["a"]
     assert ROOT.is_dir()
