@@ -76,7 +76,7 @@ def test_the_first_place_is_shared(tmp_path):
     assert "**43.00" in text and "**42.90" in text and "**40.00" not in text
 
 
-@pytest.mark.exhaustive  # by default test_contributing.py runs a dense task, test_recomputed.py checks intervals
+@pytest.mark.exhaustive  # by default test_contributing.py runs a dense task, test_record.py checks intervals
 @pytest.mark.parametrize(
     ("suite", "url", "changes", "metrics"),
     [
