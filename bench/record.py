@@ -158,7 +158,7 @@ def derived_files(folder: Path, publication: Publication) -> dict[str, str]:
         checkpoint = folder / "checkpoints" / used.unique_name
         config = read_config(checkpoint) if (checkpoint / "config.json").is_file() else None
         subjects[used.key] = subject = CardSubject(used=used, config=config)
-        if not used.is_floor:
+        if not used.is_raw_pixels:
             cards = card_files(subject, own, publication)
             files |= {f"cards/{used.unique_name}/{name}": text for name, text in cards.items()}
     files |= {"commands.sh": rerun_script(results, subjects), "README.md": README}
@@ -333,7 +333,7 @@ def _quoted(word: str) -> str:
 def _checkpoint_text(subject: CardSubject) -> str:
     used, facts = subject.used, subject.facts
     sums = f", file with SHA-256 {facts['source_sha256']}" if facts.get("source_sha256") else ""
-    trained = f", trained by {used.method}, recipe {used.recipe}" if used.recipe and not used.is_floor else ""
+    trained = f", trained by {used.method}, recipe {used.recipe}" if used.recipe and not used.is_raw_pixels else ""
     return f"checkpoint {used.name}: digest {used.digest}{sums}{trained}"
 
 
@@ -448,5 +448,9 @@ def _protocol_sentence(results: Sequence[Result]) -> str:
 def checkpoint_text(used: CheckpointUsed) -> str:
     """A checkpoint in LaTeX: `mae-s (ViT-S/16, mae vit_s, 3f2a91bc)~\\cite{he2022mae}`."""
     words = [used.method, *(re.findall("[a-z0-9]+", used.source.lower()) if used.method in BY_NAME else ())]
-    facts = [used.architecture, f"{used.method} {used.recipe}".strip() if not used.is_floor else "", used.digest[:8]]
+    facts = [
+        used.architecture,
+        f"{used.method} {used.recipe}".strip() if not used.is_raw_pixels else "",
+        used.digest[:8],
+    ]
     return f"{in_latex(used.name)} ({', '.join(map(in_latex, filter(None, facts)))}){cite(words)}"

@@ -209,7 +209,7 @@ def subject_of(folder: Path) -> CardSubject:
         raise ValueError(f"{folder} is not an export; bench import makes one from a checkpoint")
     export = ViTExport.load(folder)
     used = describe(export, default_name(export, str(folder.resolve())), str(folder))
-    if used.is_floor:
+    if used.is_raw_pixels:
         raise ValueError(f"{folder} holds raw pixels, not a network: there is nothing to share")
     return CardSubject(used=used, config=read_config(folder))
 

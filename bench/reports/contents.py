@@ -203,7 +203,7 @@ def row_kind(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> Kind:
     """The kind of a row; initial weights are recognised by the folder `start` to which a pretraining writes them."""
     if checkpoint in leaderboard.published:
         return "published"
-    if checkpoint.is_floor:
+    if checkpoint.is_raw_pixels:
         return "floor"
     return "initial" if PurePath(checkpoint.source).name == "start" else "measured"
 
@@ -298,10 +298,10 @@ def _shade(cell: Cell, column: Sequence[Cell]) -> int | None:
 
 def _beats_pixels(leaderboard: Leaderboard, networks: Leaderboard, column: Column) -> bool | None:
     """Whether a network is significantly better than raw pixels; None without a test, raw pixels or networks."""
-    floors = {used.key for used, cells in leaderboard.rows.items() if used.is_floor and column in cells}
-    if not floors or column not in leaderboard.ties or not any(column in cells for cells in networks.rows.values()):
+    raw_pixels = {used.key for used, cells in leaderboard.rows.items() if used.is_raw_pixels and column in cells}
+    if not raw_pixels or column not in leaderboard.ties or not any(column in cells for cells in networks.rows.values()):
         return None
-    return not floors & leaderboard.ties[column]
+    return not raw_pixels & leaderboard.ties[column]
 
 
 def merged_notes(notes: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def details_by_table(
     styles = board_styles(report)
     open_split, details = image_opener() if pictures else None, {}
     for table in report.tables:
-        by_name = {name: first_seeds[table.group, digests[name]] for name in best_and_floors(table)}
+        by_name = {name: first_seeds[table.group, digests[name]] for name in best_and_raw_pixels(table)}
         details_of_table = details_of(by_name, table.metrics, open_split, cache, styles)
         if any(details_of_table.values()):
             details[table.anchor] = details_of_table
@@ -59,7 +59,7 @@ def details_by_table(
     return details
 
 
-def best_and_floors(table: ReportTable) -> list[str]:
+def best_and_raw_pixels(table: ReportTable) -> list[str]:
     """Names of the MAX_CHECKPOINTS best checkpoints of a table, the best first, and of all raw pixels."""
     rows = [row for row in table.rows if row.kind != "published"]
     return [row.name for place, row in enumerate(rows) if place < MAX_CHECKPOINTS or row.kind == "floor"]
@@ -79,7 +79,7 @@ def details_of(
     if not results:
         return dict(NO_DETAILS)
     # Trained networks come first, even if raw pixels lead the table.
-    results = dict(sorted(results.items(), key=lambda item: item[1].result.checkpoint.is_floor))
+    results = dict(sorted(results.items(), key=lambda item: item[1].result.checkpoint.is_raw_pixels))
     first = next(iter(results.values())).result
     styles = styles or styles_of(results)
     details = NO_DETAILS | {"learning": learning_svg(results, metrics[0], styles)}
@@ -94,12 +94,12 @@ def details_of(
         name: prediction for name, stored in results.items() if (prediction := predictions_of(stored, images))
     }
     details_by_metric = (image_details(results, metric, predictions, images) for metric in metrics)
-    floors = [name for name in list(results)[1:] if results[name].result.checkpoint.is_floor]
-    best_and_floor = {name: results[name] for name in [*list(results)[:1], *floors[:1]]}
+    raw_pixels = [name for name in list(results)[1:] if results[name].result.checkpoint.is_raw_pixels]
+    best_and_pixels = {name: results[name] for name in [*list(results)[:1], *raw_pixels[:1]]}
     return details | {
         "images": next(filter(None, details_by_metric), None),  # of the first metric with values for each image
         "mistakes": mistakes_of(results, predictions, images, styles),
-        "neighbours": neighbours_of(best_and_floor, open_split),
+        "neighbours": neighbours_of(best_and_pixels, open_split),
     }
 
 

@@ -132,7 +132,7 @@ class Leaderboard:
         return {
             checkpoint: f"{checkpoint.name} (published)"
             if checkpoint in self.published
-            else labels[checkpoint.key] + " (floor)" * checkpoint.is_floor
+            else labels[checkpoint.key] + " (floor)" * checkpoint.is_raw_pixels
             for checkpoint in self.rows
         }
 
@@ -272,21 +272,21 @@ def caveats_of(result: Result, label: str) -> Iterator[str]:
         yield f"Chosen on the validation images, so that number and interval are too good: {', '.join(chosen)}."
     for line in result.facts.get("masks", {}).get("val", ()):
         yield f"{line[0].upper()}{line[1:]}."
-    yield from _floor_caveats(result, label)
+    yield from _constant_caveats(result, label)
     for warning in result.data.warnings:
         yield f"{warning}."
     for warning in result.facts.get("warnings", ()):
         yield f"{label}: {warning}."
 
 
-def _floor_caveats(result: Result, label: str) -> Iterator[str]:
+def _constant_caveats(result: Result, label: str) -> Iterator[str]:
     """What a constant prediction scores, and a warning if the result's main metric is not above it."""
-    floor = result.facts.get("floor")
-    if not floor or result.status != "ok":
+    constant = result.facts.get("floor")
+    if not constant or result.status != "ok":
         return
-    scores = floor["metrics"]
+    scores = constant["metrics"]
     numbers = ", ".join(f"{name} {number_text(value, '%')}" for name, value in scores.items())
-    yield f"Floor, predicting {floor['prediction']}: {numbers if any(scores.values()) else '0 in all metrics'}."
+    yield f"Floor, predicting {constant['prediction']}: {numbers if any(scores.values()) else '0 in all metrics'}."
     name, metric = next(iter(result.metrics.items()))
     if name in scores and metric.value <= scores[name]:
         yield f"{label}: {name} {metric} is not above the floor, {number_text(scores[name], '%')}."

@@ -179,7 +179,7 @@ class CheckpointUsed:
         return f"{self.name}-{self.digest[:8]}"
 
     @property
-    def is_floor(self) -> bool:
+    def is_raw_pixels(self) -> bool:
         """Whether these are raw pixels: no network, but a baseline that every network should beat."""
         return self.method == "pixels"
 

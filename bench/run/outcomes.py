@@ -141,9 +141,9 @@ def result_line(result: Result) -> str:
     if result.status == "failed":
         return f"FAILED after {result.seconds:.1f} s: {result.message}"
     metrics = list(result.metrics.items())
-    floors = result.facts.get("floor", {}).get("metrics", {})
+    constant = result.facts.get("floor", {}).get("metrics", {})
     texts = [f"{name} {number_text(metric.value, metric.unit)}" for name, metric in metrics[:MAIN_METRICS]]
-    if metrics[0][0] in floors:
-        texts[0] += f" (floor {number_text(floors[metrics[0][0]], metrics[0][1].unit)})"
+    if metrics[0][0] in constant:
+        texts[0] += f" (floor {number_text(constant[metrics[0][0]], metrics[0][1].unit)})"
     omitted = f" and {len(metrics) - MAIN_METRICS} more" if len(metrics) > MAIN_METRICS else ""
     return f"{', '.join(texts)}{omitted}, {result.seconds:.1f} s"
