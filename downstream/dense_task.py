@@ -109,6 +109,7 @@ class DenseTask(Task):
         parts = (
             Part(kind="start", count=trainings),
             Part(kind="training", count=trainings * images_read, flops=flops["training"]),
+            Part(kind="updates", count=trainings * steps),
             Part(kind="evaluation", count=evaluations * scale.images["val"], flops=flops["evaluation"]),
         )
         micro_batch = min(scale.batch_size or self.MAX_MICRO_BATCH, self.batch)

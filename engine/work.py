@@ -12,6 +12,7 @@ Kind = Literal[
     "training",  # images read, augmented and sent through the network and back
     "evaluation",  # images read and sent through the network of a training, or by a task that stores no features
     "heads",  # steps of a head, fits and searches: products in float32
+    "updates",  # steps of the optimiser
     "start",  # preparation of a training
 ]
 # Kinds whose units are images that go through a network.

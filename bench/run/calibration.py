@@ -40,6 +40,7 @@ TERMS: Mapping[Kind, str] = {
     "evaluation": "forward passes",
     "crops": "forward passes",
     "training": "training steps",
+    "updates": "training steps",
     "heads": "heads",
     "start": "start",
 }
@@ -54,6 +55,7 @@ class Machine:
     heads: float | None = None  # the same, in float32 products of heads, fits and searches
     reading: float | None = None  # seconds in which one process reads, decodes and crops an image
     step: float = 0.0005  # seconds that a step of a head takes besides its products, on a core of a Sapphire Rapids
+    update: float = 0.01  # seconds of a step of the optimiser
     start: float = 2.0  # seconds until a training begins
     job: float = 0.2  # seconds of a job besides its counted work: opening features, metrics, writing the result
     loaders: int = 0  # processes per GPU that read while it computes; 0: the cores read and compute by turns
@@ -64,8 +66,9 @@ class Machine:
 
     def terms(self, part: Part) -> dict[str, float] | None:
         """What takes time in a part -> seconds; None if a rate is not known."""
-        if part.kind == "start" or not part.count:
-            return {TERMS[part.kind]: part.count * self.start}
+        fixed = {"start": self.start, "updates": self.update}
+        if part.kind in fixed or not part.count:
+            return {TERMS[part.kind]: part.count * fixed.get(part.kind, 0.0)}
         rates = {"heads": self.heads, "training": self.training}
         rate, power = rates.get(part.kind, self.forward), self.gpus * self.divided if self.gpus > 1 else 1.0
         if rate is None and part.flops:

@@ -75,6 +75,7 @@ class Finetune(FinetuneSettings, Task):
         parts = (
             Part(kind="start", count=1, of=of),
             Part(kind="training", count=passes, flops=training_flops(spec, size), of=of),
+            Part(kind="updates", count=updates, of=of),
             Part(kind="evaluation", count=evaluated, flops=forward_flops(spec, size), of=of),
         )
         memory = training_bytes(spec, micro_batch_size, size)

@@ -27,7 +27,7 @@ def work_counts(task) -> dict[str, float]:
 
 
 def test_trainings_and_evaluations_are_counted():
-    assert work_counts(UPERNET) == {"start": 1, "training": 160, "evaluation": 8}
+    assert work_counts(UPERNET) == {"start": 1, "training": 160, "updates": 40, "evaluation": 8}
     parts = work_counts(SEGMENTER)  # two learning rates on the first of two splits, one on the other
     assert (parts["start"], parts["training"]) == (3, 3 * 4 * 6)
     assert parts["evaluation"] == 3 * 2 * 8
