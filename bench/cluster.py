@@ -220,7 +220,7 @@ class BenchTask:
         code = self.command.wait()
         if code < 0 and self.received is None and environment.num_tasks == 1:  # else another process reports it
             cause = ", which often means a lack of memory" if code == -signal.SIGKILL else ""
-            say(f"{ERROR}the process was killed by signal {-code}{cause}; {GO_ON}")
+            say(f"{ERROR}the process was killed by signal {-code}{cause}; {GO_ON}", errors=True)
         return code
 
     def may_resume(self, environment: Any, time_limit: int) -> bool:
