@@ -600,20 +600,19 @@ def visualize(
     square: bool = False,
     seed: int = 0,
     device: str = "auto",
-    formats: Sequence[Literal["png", "svg", "apng", "gif", "webp"]] = ("png",),
+    formats: Sequence[Literal["png", "svg"]] = ("png",),
 ) -> list[Path]:
     """Draw what checkpoints see, several side by side, as `bench visualize` does; returns the paths of the pictures.
 
     kind: "attention", "pca", "masks" and others (docs/visualize.md). images: image files, folders, or URLs. settings:
     of the kind, such as {"layer": -2}. limit: images of each folder or URL. size: short side of the images for the
-    networks, in pixels; None: as each was trained. square: crop each image to the square in its middle. formats:
-    "apng", "gif" and "webp" are animations whose frames are the images.
+    networks, in pixels; None: as each was trained. square: crop each image to the square in its middle.
 
     ValueError for an unknown kind or setting, images that cannot be read, and networks that are not ViTs.
     """
     check(kind=kind, settings=settings, limit=limit, seed=seed)
     from bench.names import chosen_device
-    from bench.reports.panels import Format
+    from bench.reports.pictures import Format
     from bench.reports.visualize import PictureRequest, chosen_kind, draw_pictures
     from engine.optional import require
 

@@ -44,7 +44,7 @@ def run(options: Options) -> int:
     if len(options.data) != 1:
         raise UserError("data", f"give one image set, not {len(options.data)}")
     check_names(options.checkpoint, options.protocol, options.data)
-    from bench.reports.drawing import encoded_figure
+    from bench.reports.drawing import figure_bytes
     from bench.sensitivity import sensitivity, sensitivity_figure, table_rows, to_csv, to_markdown
     from engine.files import write_atomic
     from engine.printing import say, table
@@ -54,7 +54,7 @@ def run(options: Options) -> int:
     path = options.out / f"sensitivity-{options.protocol}"
     write_atomic(Path(f"{path}.csv"), to_csv(effects))
     write_atomic(Path(f"{path}.md"), to_markdown(title, effects, left_out))
-    write_atomic(Path(f"{path}.png"), encoded_figure(sensitivity_figure(title, effects), "png"))
+    write_atomic(Path(f"{path}.png"), figure_bytes(sensitivity_figure(title, effects), "png", dpi=300))
     say("", title, "", *table(table_rows(effects)), "", *(f"left out: {line}" for line in left_out))
     say(f"written: {path}.csv, .md, .png")
     return 0

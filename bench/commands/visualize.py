@@ -9,13 +9,12 @@ from bench.options import CommandOptions, Positional
 from bench.reports.kinds import KINDS
 from engine.errors import UserError, option
 from engine.extensions import one_line
-from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
+from engine.settings import NonNegativeInt, PositiveInt
 
 FIGURES = {  # kinds that show results and trainings; all others show images
     "curves": "k-NN over k, low-shot over shots, accuracy over blocks, and pretrainings over epochs, images or hours",
     "scatter": "accuracy against parameters, GFLOP and time, accuracy on shifted test sets against clean accuracy",
 }
-ANIMATED = {"apng", "gif", "webp"}  # formats; each frame shows one image
 DESCRIPTIONS = {name: one_line(path) for name, path in KINDS.items()} | FIGURES
 EPILOG = "\n".join(["kinds:", *(f"  {name:17}{text}" for name, text in DESCRIPTIONS.items())])
 EPILOG += """
@@ -23,7 +22,6 @@ EPILOG += """
 examples:
   bench visualize attention --checkpoint runs/mae timm:vit_small_patch16_224.dino --images photos --out figures
   bench visualize pca --checkpoint A B --images cat.jpg dog.jpg --size 448 --set patches=foreground --out figures
-  bench visualize attention --checkpoint A --images frames --format webp --fps 12 --set at=0.5,0.5 --out figures
   bench visualize curves --results results --format pdf --width 3.25 --out figures
   bench visualize curves --checkpoint runs/mae runs/dino --along hours --out figures
   bench visualize attention --checkpoint A --images digits: --limit 2 --set heads=all layer=3 at=0.5,0.5 --out figures
@@ -41,17 +39,14 @@ class Options(CommandOptions):
     name: tuple[str, ...] = ()  # NAME: names of the checkpoints
     images: tuple[str, ...] = ()  # URL: image files, folders of images, or URLs such as digits: and imagenet:ROOT
     split: Literal["train", "val"] | None = None  # split of URLs (val, if there is one)
-    # N: images of each folder or URL, evenly spread (4; for an animated format all)
-    limit: PositiveInt | None = None
+    limit: PositiveInt = 4  # N: images of each folder or URL, evenly spread (4)
     size: PositiveInt | None = None  # PX: short side of the images for the networks (as each was trained)
     square: bool = False  # crop each image to the square in its middle
     set: tuple[str, ...] = ()  # NAME=VALUE: settings of the kind, such as layer=3 heads=all
     seed: NonNegativeInt = 0  # N: seed of everything random (0)
     device: str = "auto"  # auto, cpu, cuda or cuda:N (auto)
     out: Path  # FOLDER: where the pictures are written
-    # png or svg (png); for curves and scatter also pdf; apng, gif or webp: an animation whose frames are the images
-    format: tuple[Literal["png", "svg", "pdf", "apng", "gif", "webp"], ...] = ()
-    fps: PositiveFloat = 10.0  # N: frames per second of an animation (10)
+    format: tuple[Literal["png", "svg", "pdf"], ...] = ("png",)  # png or svg (png); for curves and scatter also pdf
     results: Path | None = None  # DIR: for curves and scatter: folder of `bench run --out`
     along: str = "epoch"  # X: for curves of pretrainings, the x axis: epoch, images or hours (epoch)
     width: float = 6.75  # INCHES: for curves and scatter: width of the figure (6.75; one column: 3.25)
@@ -67,20 +62,17 @@ def run(options: Options) -> int:
         raise ValueError(
             f"no kind of picture is called {options.kind!r}{did_you_mean(options.kind, list(DESCRIPTIONS))}"
         )
-    draw = _draw_figures if options.kind in FIGURES else _draw_images
-    for path in draw(options, tuple(dict.fromkeys(options.format or ("png",)))):
+    files = _figure_files if options.kind in FIGURES else _picture_files
+    for path in files(options, tuple(dict.fromkeys(options.format))):
         say(f"written: {path}")
     return 0
 
 
-def _draw_images(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
+def _picture_files(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
     """Draw what checkpoints see in images, in every format; yields the path of each file once it is written."""
     from bench.names import check_writable, chosen_device
     from bench.reports.visualize import PictureRequest, chosen_kind, draw_pictures
 
-    animated = sorted(ANIMATED & set(formats))
-    if animated and len(formats) > 1:
-        raise UserError("format", "an animated format excludes all others; give it alone", animated[0])
     if not options.images:
         raise ValueError(f"{option('images')} is missing: name image files, folders of images, or URLs such as digits:")
     if "pdf" in formats:
@@ -91,28 +83,24 @@ def _draw_images(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
         names=options.name,
         sources=options.images,
         split=options.split,
-        limit=options.limit or (None if animated else 4),
+        limit=options.limit,
         size=options.size,
         square=options.square,
         seed=options.seed,
         device=chosen_device(options.device),
     )
     check_writable(options.out)
-    yield from draw_pictures(kind, request, options.out, formats, options.fps)
+    yield from draw_pictures(kind, request, options.out, formats)
 
 
-def _draw_figures(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
+def _figure_files(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
     """Draw curves or scatter plots in every format; yields the path of each file once it is written."""
     from bench.names import check_writable
-    from bench.reports.drawing import encoded_figure
+    from bench.reports.drawing import figure_bytes
     from bench.reports.figures import paper_figures
     from bench.results.record import check_folder
     from engine.files import write_atomic
 
-    if animated := sorted(ANIMATED & set(formats)):
-        raise UserError(
-            "format", f"{options.kind} cannot be animated, only images can; choose png, svg or pdf", animated[0]
-        )
     check_writable(options.out)
     if options.results:
         check_folder(options.results)
@@ -123,5 +111,5 @@ def _draw_figures(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
     for name, figure in figures.items():
         for file_format in formats:
             path = options.out / f"{name.replace(',', '').replace(' ', '-')}.{file_format}"
-            write_atomic(path, encoded_figure(figure, file_format))
+            write_atomic(path, figure_bytes(figure, file_format, dpi=300))
             yield path

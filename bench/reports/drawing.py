@@ -145,25 +145,35 @@ def _add_legend(figure: "Figure", styles: Mapping[str, Style]) -> float:
     return height
 
 
-def encoded_figure(figure: "Figure", file_format: FigureFormat) -> bytes:
-    """The bytes of a figure's file: fonts are embedded, and there is no date and no random id."""
-    metadata: dict[str, Any] = {
+def figure_bytes(
+    figure: "Figure",
+    file_format: FigureFormat,
+    metadata: Mapping[str, str] | None = None,
+    fonts: Literal["path", "none"] = "path",
+    **options: Any,
+) -> bytes:
+    """The bytes of a figure's file, without dates, versions and random ids.
+
+    Args:
+        figure: it.
+        file_format: of the file.
+        metadata: additional texts in the file.
+        fonts: text of an SVG: "path": its outlines; "none": text, which can be searched and read aloud. A PDF embeds
+            its fonts.
+        options: of matplotlib's savefig.
+    """
+    import matplotlib
+
+    no_dates: dict[str, Any] = {
         "png": {"Software": None},
         "svg": {"Date": None, "Creator": None},
         "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     }[file_format]
-    settings = {"svg.fonttype": "path", "svg.hashsalt": "bench report", "pdf.fonttype": 42}
-    return save_figure(figure, settings, format=file_format, dpi=300, metadata=metadata)
-
-
-def save_figure(figure: "Figure", settings: Mapping[str, Any], **options: Any) -> bytes:
-    """The bytes that savefig writes. settings: matplotlib's rcParams, for fonts and the salt of an SVG's ids."""
-    import matplotlib
-
+    settings: dict[Any, Any] = {"svg.fonttype": fonts, "svg.hashsalt": "bench report", "pdf.fonttype": 42}
     buffer = io.BytesIO()
-    with matplotlib.rc_context(settings), warnings.catch_warnings():  # type: ignore[arg-type]
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # in names; the browser's fonts have more glyphs
-        figure.savefig(buffer, **options)
+        figure.savefig(buffer, format=file_format, metadata={**no_dates, **(metadata or {})}, **options)
     return buffer.getvalue()
 
 
@@ -171,10 +181,7 @@ def svg_of(figure: "Figure | None", title: str) -> str:
     """A figure as inline SVG in the page's text colour; "" for None. title: for screen readers."""
     if figure is None:
         return ""
-    # Text stays text, so that it can be searched and read aloud; ids come from a fixed salt, and there is no date.
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "bench report"}
-    metadata = {"Date": None, "Creator": None}
-    text = save_figure(figure, settings, format="svg", transparent=True, metadata=metadata).decode()
+    text = figure_bytes(figure, "svg", fonts="none", transparent=True).decode()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r' style="([^"]*)"', _style_as_attributes, text)

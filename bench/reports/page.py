@@ -18,7 +18,7 @@ from bench.reports.figures import (
     training_figure,
 )
 from bench.reports.leaderboard import Leaderboard, read_leaderboard
-from bench.reports.saved_pictures import report_pictures
+from bench.reports.pictures import report_pictures
 from bench.reports.training_logs import TrainingLog, training_logs
 from bench.results.record import end_text, time_unit
 from bench.statistics.significance import LETTERS
@@ -35,7 +35,8 @@ def report_page(out: Path, published: bool = False, pictures: bool = True) -> st
     """
     leaderboard = read_leaderboard(out, published)
     report = read_contents(leaderboard, out)
-    saved_pictures = report_pictures(out, report) if pictures else None
+    names = {str(checkpoint["digest"]): str(checkpoint["name"]) for checkpoint in report.checkpoints}
+    saved_pictures = report_pictures(out, names) if pictures else None
     details = details_by_table(report, leaderboard.results, out / "cache", pictures)
     return page_of(report, figures_of(report), details, saved_pictures)
 
@@ -97,7 +98,7 @@ def page_of(
         details_by_table=details or {},
         figures=figures or {},
         notes={capitalized(name): note for name, note in NOTES.items()},
-        pictures=pictures or {"shown": (), "left_out": (), "commands": ()},
+        pictures=pictures or {"shown": (), "left_out": ()},
         title=title,
         texts=texts or {},
         records=records,

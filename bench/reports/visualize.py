@@ -24,7 +24,7 @@ from torch.utils.data import default_collate
 from bench.checkpoints import checked_name, default_name, load_export
 from bench.names import with_names
 from bench.reports.kinds import KINDS
-from bench.reports.panels import ANIMATED, FPS, Format, Panel, Spot, animated, encoded
+from bench.reports.pictures import Format, Panel, Spot, encoded
 from bench.settings import changed, read_changes
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
@@ -57,21 +57,16 @@ def chosen_kind(name: str, changes: Sequence[str]) -> Any:
     return changed(settings_class(), read_changes(changes, "NAME=VALUE", "layer=-2"))
 
 
-def draw_pictures(
-    kind: Any, request: "PictureRequest", out: Path, formats: Sequence[Format], fps: float = FPS
-) -> Iterator[Path]:
+def draw_pictures(kind: Any, request: "PictureRequest", out: Path, formats: Sequence[Format]) -> Iterator[Path]:
     """Draw the pictures of a kind into `out`, each in every format; yields the path of each file once it is written.
 
-    kind: from `chosen_kind`. fps: frames per second of an animated format.
+    kind: from `chosen_kind`.
     """
     for picture in kind.pictures(request):
         checkpoints = {viewer.export.digest: viewer.name for viewer in request.checkpoints}
         for file_format in formats:
             path = out / f"{picture.name}.{file_format}"
-            if file_format in ANIMATED:
-                write_atomic(path, animated(picture, file_format, fps))
-            else:
-                write_atomic(path, encoded(picture, file_format, checkpoints))
+            write_atomic(path, encoded(picture, file_format, checkpoints))
             yield path
 
 

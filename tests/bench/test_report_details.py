@@ -9,7 +9,7 @@ from made_results import made_checkpoint, save_result
 from PIL import Image
 from shown_results import result
 
-from bench.reports import saved_pictures
+from bench.reports import pictures
 from bench.reports.details import (
     calibration_error,
     confusion,
@@ -23,7 +23,7 @@ from bench.reports.details import (
 from bench.reports.drawing import svg_of
 from bench.reports.figures import calibration_figure, lines_figure
 from bench.reports.page import report_page
-from bench.reports.panels import Panel, PanelRow, Picture, encoded
+from bench.reports.pictures import Panel, PanelRow, Picture, encoded
 from bench.results.record import DataUsed
 from bench.results.store import comparable_results
 from imagesets.sets import open_set
@@ -92,17 +92,8 @@ def test_the_page_shows_neighbours_confusions_and_mistakes(board):
     assert "Neighbours of some images" not in report_page(board, pictures=False)
 
 
-def test_a_network_in_memory_has_no_reference_for_a_command():
-    facts = {"source": "module:memory:Sequential-1a2b3c4d (structure 5e6f)"}
-    assert not saved_pictures.has_reference(facts) and saved_pictures.has_reference(
-        {"source": "module:mynets:resnet18"}
-    )
-
-
 def test_saved_pictures_of_the_checkpoints_are_shown_once(board, monkeypatch):
     """Those that `bench visualize` drew of them, in any folder of the results but the cache, with names and notes."""
-    command = "bench visualize pca \\\n  --checkpoint /imports/c1 \\\n  --name c1 \\\n  --images digits: \\\n  --out"
-    assert f"{command} {board}/pictures\n<" in report_page(board) and command not in report_page(board, pictures=False)
     panel, digest = Panel(values=np.zeros((2, 2), np.float32), size=(2, 2)), made_checkpoint("c1", 1).digest
     picture = Picture(name="pca", rows=(PanelRow(panels=(panel,)),), note="A <note>.")
     for folder, drawn_of in (("some/figures", digest), ("others", "0" * 64), ("cache", digest), ("copy", digest)):
@@ -112,8 +103,8 @@ def test_saved_pictures_of_the_checkpoints_are_shown_once(board, monkeypatch):
     Image.new("RGB", (2, 2)).save(board / "photo.png")
     text = report_page(board)
     assert "c1 (here &lt;mine&gt;)" in text and "A &lt;note&gt;." in text and text.count("data:image/png;base64,") == 1
-    assert ">copy/pca.png</span>" in text and not re.search("others/|cache/pca|torn|photo|bench visualize pca", text)
-    monkeypatch.setattr(saved_pictures, "MAX_PAGE_BYTES", 1000)
+    assert ">copy/pca.png</span>" in text and not re.search("others/|cache/pca|torn|photo", text)
+    monkeypatch.setattr(pictures, "MAX_PAGE_BYTES", 1000)
     assert "Left out to keep this page small: copy/pca.png" in report_page(board)
 
 

@@ -1,7 +1,5 @@
 """Predictions of dense tasks in a report: those of a perfect result look like the labels, others do not."""
 
-import re
-import shlex
 from collections import Counter
 
 import numpy as np
@@ -12,8 +10,7 @@ from shown_results import result
 
 from bench.reports.page import report_page
 from bench.reports.scenes import FAR_APART, class_colours, labelled_objects, scene_details
-from bench.reports.visualize import chosen_kind
-from bench.results.record import DataUsed, ProtocolUsed
+from bench.results.record import DataUsed
 from bench.results.store import StoredResult
 from downstream.data.scenes import SceneSet, open_scenes, scene_mask
 from downstream.metrics.previews import preview_detections, preview_masks, thumbnail
@@ -44,17 +41,6 @@ def test_perfect_masks_look_like_the_labels(tmp_path, cache):
     assert text.count('alt="scene 8, ') == 4
     fewer_scenes = measured(tmp_path / "other", scenes.limited(3), 1, right)
     assert scene_details({"c1": fewer_scenes}, cache) is None, "other scenes than those measured"
-
-
-def test_a_report_of_dense_tasks_gives_the_command_that_draws_predictions(tmp_path, cache):
-    scenes = open_scenes("tiny-spair:", "val", cache)
-    protocol = ProtocolUsed(name="correspondence@smoke", version=1, source="here")
-    measured(tmp_path, scenes, 1, {}, task="correspondence", protocol=protocol)
-    lines = re.search("<pre class=.command.><code>(bench visualize.*?)</code>", report_page(tmp_path), re.DOTALL)[1]
-    words = shlex.split(lines.replace("\\\n", " "))
-    settings = chosen_kind(words[2], words[words.index("--set") + 1 : words.index("--checkpoint")])
-    assert (settings.protocol, settings.results) == ("correspondence@smoke", str(tmp_path))
-    assert words[words.index("--images") + 1 :] == ["tiny-spair:", "--out", f"{tmp_path}/pictures"]
 
 
 def test_perfect_detections_look_like_the_labels(tmp_path, cache):

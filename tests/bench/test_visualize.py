@@ -18,8 +18,7 @@ from bench.reports.kinds.locality import PROBE, LocalityPicture, best_box, mosai
 from bench.reports.kinds.norms import Norms
 from bench.reports.kinds.pca import Pca, at_border, in_lab, is_foreground, principal_components
 from bench.reports.kinds.retrieval import Retrieval
-from bench.reports.panels import RECORD, Box, Panel, PanelRow, Picture, encoded, frames_of
-from bench.reports.saved_pictures import record_in
+from bench.reports.pictures import RECORD, Box, Panel, PanelRow, Picture, encoded, record_in
 from bench.reports.visualize import PictureRequest, Viewer, chosen_kind, points_at
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
@@ -196,42 +195,6 @@ class TestNorms:
         assert f" above {5 * np.median(maps):.3g}, " in panel.caption
 
 
-def test_an_animation_has_a_frame_for_each_image(tiny, bench, tmp_path):
-    """A frame equals the still picture of its image, with a row for each head."""
-    (tmp_path / "frames").mkdir()
-    for number in range(3):
-        Image.new("RGB", (32, 32), (80 * number, 90, 0)).save(tmp_path / "frames" / f"{number}.png")
-    words = ("visualize", "attention", "--checkpoint", tiny, "--set", "heads=0,2", "at=0.5,0.5", "--fps", 5, "--images")
-    for form in ("apng", "gif", "webp"):
-        path = tmp_path / f"attention.{form}"
-        assert bench(*words, tmp_path / "frames", "--format", form, "--out", path.parent)[0] == 0
-        data = path.read_bytes()
-        assert bench(*words, tmp_path / "frames", "--format", form, "--out", path.parent)[0] == 0
-        assert path.read_bytes() == data
-        with Image.open(path) as film:
-            film.seek(film.n_frames - 1)
-            assert film.n_frames == 3 and film.info.get("duration", 200) == 200
-            last = np.asarray(film.convert("RGB"), np.float64)
-    assert bench(*words, tmp_path / "frames" / "2.png", "--out", tmp_path)[0] == 0
-    still = np.asarray(Image.open(tmp_path / "attention.png").convert("RGB"), np.float64)
-    assert still.shape == last.shape and np.abs(still - last).mean() < 2
-    request = request_of(tiny, tmp_path / "frames")
-    (picture,) = Attention(heads="all", at=(0.5, 0.5)).pictures(request)
-    frames = frames_of(picture)
-    assert [len(frame.rows) for frame in frames] == [3, 3, 3]
-    titles = [[row.panels[1].title for row in frame.rows] for frame in frames]
-    assert titles == [[f"query 1, head {head}" for head in range(3)]] * 3
-
-
-def test_a_frame_has_all_rows_and_panels_of_its_image():
-    panel = Panel(values=np.zeros((2, 2)), size=(2, 2), title="first")
-    untitled = replace(panel, title="")
-    rows = [PanelRow(panels=(panel,)), PanelRow(panels=(untitled, untitled)), PanelRow(panels=(None, untitled))]
-    first, second = frames_of(Picture(name="frames", rows=tuple(rows)))
-    assert [len(row.panels) for row in first.rows] == [1]
-    assert [[panel and panel.title for panel in row.panels] for row in second.rows] == [["first", ""], [None, ""]]
-
-
 class TestRetrieval:
     def test_neighbours_have_the_largest_cosines(self):
         generator = np.random.default_rng(0)
@@ -359,8 +322,7 @@ class TestCommand:
             (("pca", "--images", "digits:", "--name", "a", "b"), "--name: 2 names for 1 checkpoints"),
             (("pca", "--size", "9000"), "is more than 128 patches of 8 a side"),
             (("retrieval", "--limit", "1"), "--images: neighbours come from other images"),
-            (("pca", "--format", "webp", "--limit", "3"), "--format webp: the images differ in shape"),
-            (("pca", "--format", "webp", "png"), "--format webp: an animated format"),
+            (("pca", "--format", "pdf"), "--format pdf is for curves and scatter"),
             (("locality",), "--images: name one labelled set, such as digits:, or a query"),
             (
                 ("inversion", "--set", "mask_ratios=1"),

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from bench.reports import visualize
-from bench.reports.panels import Block, Picture, arranged
+from bench.reports.pictures import Block, Picture, arranged
 from bench.reports.visualize import NamedImage, PictureRequest, Viewer, errors_naming, image_panel, map_panel
 from engine.settings import Validated
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bench.reports.panels import Block, Panel, Picture, arranged
+from bench.reports.pictures import Block, Panel, Picture, arranged
 from bench.reports.visualize import PictureRequest, Viewer, as_image, errors_naming, image_panel
 from checkpoints.vit import ViT
 from engine.errors import option

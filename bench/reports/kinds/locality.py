@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from PIL import Image
 
-from bench.reports.panels import Box, Panel, PanelRow, Picture
+from bench.reports.pictures import Box, Panel, PanelRow, Picture
 from bench.reports.visualize import PictureRequest, Viewer, central_square, errors_naming, image_panel, read_image
 from engine.errors import UserError, option
 from engine.neighbours import unit_rows

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bench.pretraining.recipes import choose_recipe
-from bench.reports.panels import Panel, PanelRow, Picture
+from bench.reports.pictures import Panel, PanelRow, Picture
 from bench.reports.visualize import PictureRequest, as_image, image_panel, method_views
 from checkpoints.spec import Preparation
 from checkpoints.vit import ViT

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.reports.panels import Block, Panel, Picture, arranged
+from bench.reports.pictures import Block, Panel, Picture, arranged
 from bench.reports.visualize import PictureRequest, Viewer, block_text, image_panel
 from engine.settings import NonNegativeFloat, Validated
 from probes.label_free import OUTLYING

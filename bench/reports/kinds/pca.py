@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from bench.reports.panels import Block, Panel, Picture, arranged
+from bench.reports.pictures import Block, Panel, Picture, arranged
 from bench.reports.visualize import PictureRequest, Viewer, block_text, image_panel
 from engine.settings import Validated
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from bench.reports.panels import COLOUR_MAP, Box, Panel, Picture, Spot, arranged
+from bench.reports.pictures import COLOUR_MAP, Box, Panel, Picture, Spot, arranged
 from bench.reports.scenes import class_colours, tinted
 from bench.reports.visualize import GREY, MAX_PANEL, PictureRequest, errors_naming, image_panel
 from checkpoints.backbone import Backbone

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from bench.reports.panels import Block, Panel, Picture, arranged
+from bench.reports.pictures import Block, Panel, Picture, arranged
 from bench.reports.visualize import PictureRequest, Viewer, as_image, central_square, image_panel, method_views
 from checkpoints.export import is_export
 from checkpoints.runs import identity_in, is_run

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.reports.panels import Block, Box, Panel, Picture, Spot, arranged
+from bench.reports.pictures import Block, Box, Panel, Picture, Spot, arranged
 from bench.reports.visualize import (
     NamedImage,
     PictureRequest,
