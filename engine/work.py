@@ -27,7 +27,7 @@ class Part:
     count: float
     flops: float = 0.0  # floating-point operations of one unit, 2 for a multiply-add
     # What is read or trained: tasks with the same part do it once. Features and crops are shared by tasks that name the
-    # same transform (`Task.features`) or stream (`Task.stream`), other work by all.
+    # same transform or stream in `Task.shares`, other work by all.
     of: str = ""
 
 
