@@ -11,9 +11,9 @@ from typing import Any
 from bench.record import check_record, rerun_script
 from bench.reports.card import CardSubject, read_config
 from bench.reports.contents import contents, networks_of
+from bench.reports.figures import TrainingLog, read_log
 from bench.reports.leaderboard import leaderboard_of, with_ties
 from bench.reports.page import figures_of, page_of
-from bench.reports.training_logs import TrainingLog, read_log
 from bench.results.record import CheckpointUsed, read_result, result_files
 from bench.results.store import StoredResult
 from bench.statistics.significance import Key, PairedTestCache

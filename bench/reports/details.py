@@ -339,24 +339,13 @@ def learning_curve(result: Result, metric: str) -> list[tuple[float, float]]:
 
     Empty if the facts of the result have no history in the form of our tasks.
     """
-    for read in (_curve_of_heads, _curve_of_epochs, _curve_of_scenes):
-        with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):  # facts may hold any JSON
-            if points := read(result.facts, metric):
-                return points
+    facts = result.facts
+    with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):  # facts may hold any JSON
+        if "chosen_history" in facts:  # of a linear or attentive sweep: the chosen head after each epoch
+            return [(epoch + 1, float(value)) for epoch, value in enumerate(facts["chosen_history"])]
+        if "history" in facts:  # of a fine-tuning, after each epoch
+            selected_on = "holdout" if "holdout" in facts["history"][0] else "val"
+            return [(float(entry["epoch"]), float(entry[selected_on])) for entry in facts["history"]]
+        evaluations = facts["evaluations"][0].items()  # of a dense task, after some steps
+        return sorted((float(step), float(metrics[metric])) for step, metrics in evaluations)
     return []
-
-
-def _curve_of_heads(facts: Mapping[str, Any], metric: str) -> list[tuple[float, float]]:
-    """Of a linear or attentive sweep: the accuracy of the chosen head after each epoch."""
-    return [(epoch + 1, float(value)) for epoch, value in enumerate(facts["chosen_history"])]
-
-
-def _curve_of_epochs(facts: Mapping[str, Any], metric: str) -> list[tuple[float, float]]:
-    """Of a fine-tuning: the accuracy after each epoch."""
-    selected_on = "holdout" if "holdout" in facts["history"][0] else "val"
-    return [(float(entry["epoch"]), float(entry[selected_on])) for entry in facts["history"]]
-
-
-def _curve_of_scenes(facts: Mapping[str, Any], metric: str) -> list[tuple[float, float]]:
-    """Of a dense task: the metric after some steps."""
-    return sorted((float(step), float(metrics[metric])) for step, metrics in facts["evaluations"][0].items())

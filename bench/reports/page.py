@@ -11,15 +11,16 @@ from bench.reports.details import details_by_table
 from bench.reports.drawing import svg_of
 from bench.reports.figures import (
     NOTES,
+    TrainingLog,
     board_styles,
     robustness_figures,
     scatter_figures,
     sweep_figures,
     training_figure,
+    training_logs,
 )
 from bench.reports.leaderboard import Leaderboard, read_leaderboard
 from bench.reports.pictures import report_pictures
-from bench.reports.training_logs import TrainingLog, training_logs
 from bench.results.record import end_text, time_unit
 from bench.statistics.significance import LETTERS
 from engine.printing import html_template, printable

@@ -17,13 +17,13 @@ from bench.reports.figures import (
     figure_styles,
     pareto,
     points_of,
+    read_log,
     robustness_figures,
     scatter_figures,
     shifted_accuracies,
     sweep_figures,
     training_figure,
 )
-from bench.reports.training_logs import read_log
 from bench.results.record import MetricRecord, ProtocolUsed, TrainingCost
 
 LOG = [{"epoch": 0.0, "loss": 2.0}, {"epoch": 1.0, "loss": 1.0}]
