@@ -64,7 +64,7 @@ class ImageGrid:
             height, width = self.image_size
             raise ValueError(
                 f"the checkpoint is for images of {height} x {width} px and this needs square ones: import it with "
-                f"{option('image_size')} {max(height, width)}"
+                f"{option('image_size', max(height, width))}"
             )
         return self.image_size
 

@@ -64,7 +64,7 @@ def test_a_network_in_other_training_code_is_read_by_its_prefix(tmp_path):
     path = save({"state_dict": weights | {"centre": torch.zeros(3)}, "pytorch-lightning_version": "2.4"}, tmp_path)
     command = f"bench.load('IMPORTER:{path}', prefix='state_dict.net.teacher.vit.')"
     assert load_refusal(path).endswith(f"state_dict.net.student.vit.: say which with prefix, as in {command}")
-    assert "--prefix state_dict.net.teacher.vit." in load_refusal(f"dino:{path}", ImportOptions(prefix="teacher.vit"))
+    assert "prefix='state_dict.net.teacher.vit.'" in load_refusal(f"dino:{path}", ImportOptions(prefix="teacher.vit"))
     export = load(f"dino:{path}", ImportOptions(prefix="state_dict.net.teacher.module.vit", heads=4))
     assert all(torch.equal(export.tensors[name], tensor) for name, tensor in state.items())
     assert export.facts["branch"] == "state_dict.net.teacher.vit"
@@ -171,7 +171,7 @@ class TestArchitecture:
         torch.manual_seed(0)
         model = timm.create_model("test_vit2").eval()  # registers with positions, layer scale, norm after the mean
         path = save(model.state_dict(), tmp_path)
-        assert "use bench import with --architecture NAME" in load_refusal(path, ImportOptions(statistics="clip"))
+        assert "give architecture NAME" in load_refusal(path, ImportOptions(statistics="clip"))
         export = load(path, ImportOptions(statistics="clip", architecture="test_vit2"))
         assert export.mean == (0.48145466, 0.4578275, 0.40821073)
         images = torch.randn(1, 3, 160, 160)
@@ -250,7 +250,7 @@ def test_a_table_is_taken_as_it_is_if_the_stated_size_fits(size, changes, rows, 
 @pytest.mark.parametrize("importer", ["timm", "dino"])
 def test_a_table_that_can_be_read_in_two_ways_is_refused(importer, size, tmp_path):
     path = save(rectangular(size).state_dict(), tmp_path)
-    assert f"--image-size {size[0]}x{size[1]}" in load_refusal(f"{importer}:{path}", OPTIONS)
+    assert f"image_size={size}" in load_refusal(f"{importer}:{path}", OPTIONS)
 
 
 @pytest.mark.parametrize("importer", ["timm", "dino"])
@@ -277,7 +277,7 @@ def test_a_named_model_is_read_at_the_stated_size(tmp_path):
     network = timm.create_model(name, img_size=(64, 96), num_classes=0).eval()
     path, named = save(network.state_dict(), tmp_path), ImportOptions(architecture=name, statistics="half")
     assert difference(network, load(f"timm:{path}", replace(named, image_size=(64, 96)))) < 1e-5
-    assert "--image-size 64x96" in load_refusal(f"timm:{path}", named)
+    assert "image_size=(64, 96)" in load_refusal(f"timm:{path}", named)
 
 
 def test_relative_tables_are_read_at_the_stated_size(tmp_path):

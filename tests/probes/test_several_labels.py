@@ -203,7 +203,7 @@ def test_a_plan_leaves_out_probes_of_single_labels(export, tmp_path):
     assert [line.partition(" ")[0] for line in lines] == ["voc"]
     on_tiny = {f"{protocol.name} on tiny" for protocol in transfer}
     assert {job.title for job in jobs} == {"logreg@dinov2 on voc"} | on_tiny
-    with pytest.raises(ValueError, match=r"voc=digits:: .*logreg@dinov2"):
+    with pytest.raises(ValueError, match=r"voc=digits:': .*logreg@dinov2"):
         plan_jobs(tmp_path, space, [loaded], data, choose_protocols("knn@dino", catalogue()))
 
 
@@ -211,7 +211,7 @@ def test_validation_images_alone_are_refused_for_want_of_training_images(tmp_pat
     space, data = Workspace(cache=tmp_path, data="digits:"), DataUsed(name="mine", url="digits:", images={"val": 3})
     both = choose_protocols("health,knn@dino", catalogue())
     assert refused_sets([data], both, space) == {"mine": ["knn@dino"]}
-    with pytest.raises(ValueError, match=r"mine=digits:: .*no training images, which knn@dino needs"):
+    with pytest.raises(ValueError, match=r"mine=digits:': .*no training images, which knn@dino needs"):
         refused_sets([data], choose_protocols("knn@dino", catalogue()), space)
 
 
