@@ -18,7 +18,7 @@ examples:
   bench sensitivity linear_sgd@ibot_base_cached --checkpoint a.pth --data in1k=imagenet:/data --out sensitivity
   bench sensitivity knn@dino --checkpoint a.pth --data x=digits: --out s --vary pool=avg "k=20 crop=1.0"
 
-Writes sensitivity-PROTOCOL.csv, .md and .png next to the results.
+Writes sensitivity-PROTOCOL.csv next to the results: the change of each network, unrounded.
 """
 
 
@@ -44,17 +44,14 @@ def run(options: Options) -> int:
     if len(options.data) != 1:
         raise UserError("data", f"give one image set, not {len(options.data)}")
     check_names(options.checkpoint, options.protocol, options.data)
-    from bench.reports.drawing import figure_bytes
-    from bench.sensitivity import sensitivity, sensitivity_figure, table_rows, to_csv, to_markdown
+    from bench.sensitivity import sensitivity, table_rows, to_csv
     from engine.files import write_atomic
     from engine.printing import say, table
 
     evaluation = options_from(options, EvaluationOptions, suite=options.protocol)
     title, effects, left_out = sensitivity(evaluation, options.vary)
-    path = options.out / f"sensitivity-{options.protocol}"
-    write_atomic(Path(f"{path}.csv"), to_csv(effects))
-    write_atomic(Path(f"{path}.md"), to_markdown(title, effects, left_out))
-    write_atomic(Path(f"{path}.png"), figure_bytes(sensitivity_figure(title, effects), "png", dpi=300))
+    path = options.out / f"sensitivity-{options.protocol}.csv"
+    write_atomic(path, to_csv(effects))
     say("", title, "", *table(table_rows(effects)), "", *(f"left out: {line}" for line in left_out))
-    say(f"written: {path}.csv, .md, .png")
+    say(f"written: {path}")
     return 0

@@ -14,15 +14,15 @@ from bench.results.store import StoredResult
 from bench.statistics.paired import compare_images
 
 DATA = ("--data", "digits=digits:")
+VARIED = ("pool=avg", "crop=1.0", "pool=cls", "statistics=half", "precision=bfloat16", "image_size=2x", "k=5")
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory, exports):
-    """The folder of a study of two networks, in which five settings are varied."""
+    """The folder of a study of two networks, in which settings are varied."""
     out = tmp_path_factory.mktemp("study")
-    vary = ("pool=avg", "crop=1.0", "pool=cls", "statistics=half", "precision=bfloat16", "image_size=2x")
     words = ("sensitivity", "knn@dino", "--checkpoint", *exports, "--name", "one", "two", *DATA, "--limit", 150)
-    assert main([str(word) for word in (*words, "--out", out, "--vary", *vary)]) == 0
+    assert main([str(word) for word in (*words, "--out", out, "--vary", *VARIED)]) == 0
     return out
 
 
@@ -40,13 +40,22 @@ def stored_results(out, name: str) -> list[tuple]:
 def test_each_change_is_the_difference_of_two_results(study):
     rows = {(row["setting"], row["checkpoint"]): row for row in changes_of(study)}
     settings = [setting for setting, name in rows if name == "one"]
-    assert set(settings[:-1]) == {"pool=avg", "crop=1.0", "statistics=half", "precision=bfloat16", "image_size=2x"}
+    assert set(settings[:-1]) == {
+        "pool=avg",
+        "crop=1.0",
+        "statistics=half",
+        "precision=bfloat16",
+        "image_size=2x",
+        "k=5",
+    }
     for name in ("one", "two"):
-        by_variant = {result.variant: result.metrics["top1_k10"].value for result, _ in stored_results(study, name)}
+        results = [result for result, _ in stored_results(study, name)]
+        by_variant = {result.variant: next(iter(result.metrics.values())).value for result in results}
         unchanged = by_variant[("limit=150",)]
         for setting, variant in (
             ("pool=avg", ("pool=avg", "limit=150")),
             ("precision=bfloat16", ("limit=150", "bfloat16")),
+            ("k=5", ("k=5", "limit=150")),  # whose metric has another name
         ):
             row = rows[setting, name]
             assert float(row["number"]) == pytest.approx(unchanged)
@@ -63,9 +72,6 @@ def test_the_two_settings_of_largest_effect_are_varied_together(study):
     *singles, combined = sizes
     assert singles == sorted(singles, key=lambda setting: -sizes[setting])
     assert combined == " ".join(singles[:2])
-    markdown = (study / "sensitivity-knn@dino.md").read_text()
-    assert f"| {combined} |" in markdown
-    assert (study / "sensitivity-knn@dino.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_features_of_one_transform_are_extracted_once(study):
@@ -100,7 +106,7 @@ def options_of(out, export) -> EvaluationOptions:
     return EvaluationOptions(**arguments, out=out, limit=150, device="cpu")
 
 
-@pytest.mark.parametrize(("vary", "names"), [("poool=avg", "poool"), ("k=0", "k=0"), ("decode=exat", "decode")])
+@pytest.mark.parametrize(("vary", "names"), [("poool=avg", "poool"), ("k=0", "knn@dino.k"), ("decode=exat", "decode")])
 def test_a_wrong_variation_is_refused(tmp_path, exports, vary, names):
     with pytest.raises(ValueError, match=names):
         sensitivity.sensitivity(options_of(tmp_path, exports[0]), [vary])
