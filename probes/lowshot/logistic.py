@@ -161,9 +161,11 @@ def fit_in_axes(
     return Fit(weights=weights, objective=point.objective, gap=point.gap, iterations=iterations)
 
 
-def certify(features: Tensor, labels: Tensor, weights: Tensor, penalty: float) -> tuple[float, float]:
+def certify(
+    features: Tensor, labels: Tensor, weights: Tensor, penalty: float, intercept: bool = False
+) -> tuple[float, float]:
     """f at weights (D, C) and its gap, computed in float64."""
-    point = MemoryObjective(features, labels, penalty).at(weights.double())
+    point = MemoryObjective(features, labels, penalty, intercept).at(weights.double())
     return point.objective, point.gap
 
 
