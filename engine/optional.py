@@ -21,6 +21,8 @@ OPTIONAL = {
     "pandas": ("pandas", "tables", "to_pandas()"),
     "wandb": ("wandb", "wandb", "bench pretrain --wandb"),
 }
+# Import names of packages without wheels for Python 3.13 and later, as in pyproject.toml.
+UP_TO_312 = {"mmengine", "mmcv", "mmseg", "mmdet", "imagecorruptions", "cyanure"}
 
 
 def install_command(name: str) -> str:
@@ -33,4 +35,7 @@ def require(*names: str) -> None:
     for name in names:
         if sys.modules.get(name) is None and find_spec(name) is None:
             package, _, feature = OPTIONAL[name]
+            if name in UP_TO_312 and sys.version_info >= (3, 13):
+                version = f"{sys.version_info.major}.{sys.version_info.minor}"
+                raise ValueError(f"{feature} needs {package}, which Python {version} does not have: use Python 3.12")
             raise ValueError(f"{package} is not installed, and {feature} needs it: {install_command(name)}")
