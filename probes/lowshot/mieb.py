@@ -45,7 +45,6 @@ def fit_sklearn(
     classes: int,
     penalty: float,
     *,
-    tolerance: float = TOLERANCE,
     max_iterations: int = 100,
     intercept: bool = False,
 ) -> Fit:
@@ -70,7 +69,7 @@ def fit_sklearn(
         raise ValueError(f"class {absent[0]} has no training row, which scikit-learn cannot fit; use solver lbfgs")
     rows = features.double().cpu().numpy()
     model = LogisticRegression(
-        C=1 / (penalty * len(rows)), fit_intercept=intercept, tol=tolerance, max_iter=max_iterations
+        C=1 / (penalty * len(rows)), fit_intercept=intercept, tol=TOLERANCE, max_iter=max_iterations
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)

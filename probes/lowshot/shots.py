@@ -9,6 +9,7 @@ n images of a subset, m images that could be read.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -16,7 +17,9 @@ from engine.errors import option
 from engine.tasks import Workspace
 from imagesets.sets import ImageSet, open_set, parse_url
 from imagesets.subsets import class_counts, few_shot, fraction, from_list
+from probes.lowshot import mieb
 
+Draws = Literal["nested", "mieb"]
 PUBLISHED_LISTS = "published"  # value of `lists`: the lists of MSN and SimCLR, in the folder of the images
 
 
@@ -30,7 +33,13 @@ class Subset:
 
 
 def draw_subsets(
-    train: ImageSet, shots: Sequence[int], shares: Sequence[float], splits: int, seed: int, lists: str = ""
+    train: ImageSet,
+    shots: Sequence[int],
+    shares: Sequence[float],
+    splits: int,
+    seed: int,
+    lists: str = "",
+    draws: Draws = "nested",
 ) -> list[Subset]:
     """`splits` subsets for each number of images per class, and one for each share of all images.
 
@@ -41,13 +50,19 @@ def draw_subsets(
         splits: Draws or lists of each number of shots.
         seed: Different seeds have different draws.
         lists: Folder of lists, or PUBLISHED_LISTS; empty: draw.
+        draws: Rule of the draws.
 
     Raises:
         ValueError: For a class with fewer images than shots, and for lists that are absent or do not fit the images.
     """
     seeds = range(seed * splits, (seed + 1) * splits)
     all_subsets = []
-    for count in shots:
+    for count in shots if draws == "mieb" else ():
+        generators = (np.random.RandomState(mieb.SEED + seed) for _ in range(splits))
+        for split, rows in enumerate(mieb.draw(train.labels, count, generators)):
+            images = train.subset(rows, f"{count}-shot-mieb{seed}-{split}")
+            all_subsets.append(Subset(name=f"{count}shot", split=split, images=images))
+    for count in shots if draws == "nested" else ():
         for split in range(splits):
             images = read_shot_list(train, lists, count, split) if lists else few_shot(train, count, seeds[split])
             all_subsets.append(Subset(name=f"{count}shot", split=split, images=images))
@@ -56,19 +71,21 @@ def draw_subsets(
     return all_subsets
 
 
-def possible_shots(train: ImageSet, shots: Sequence[int], has_shares: bool) -> tuple[tuple[int, ...], str]:
+def possible_shots(
+    train: ImageSet, shots: Sequence[int], has_shares: bool, draws: Draws = "nested"
+) -> tuple[tuple[int, ...], str]:
     """The numbers of images per class that all classes have, and a warning about the others, "" if there are none.
 
-    has_shares: whether shares of all images are evaluated, too. Raises ValueError if nothing is left to evaluate, or if
-    a class has no image.
+    MIEB's draws take all images of a smaller class. has_shares: whether shares of all images are evaluated, too. Raises
+    ValueError if nothing is left to evaluate, or if a class has no image.
     """
     counts = class_counts(train)
     fewest, name = int(counts.min()), train.classes[int(counts.argmin())]
     if not fewest:
         raise ValueError(f"{train.url}: class {name!r} has no training image; add some, or raise {option('limit')}")
     possible = tuple(count for count in shots if count <= fewest)
-    if possible == tuple(shots):
-        return possible, ""
+    if draws == "mieb" or possible == tuple(shots):
+        return tuple(shots), ""
     impossible = f"{' and '.join(str(count) for count in shots if count > fewest)} images per class"
     reason = f"class {name!r} has {fewest} training image{'s' * (fewest > 1)}"
     if not (possible or has_shares):

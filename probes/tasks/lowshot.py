@@ -1,21 +1,21 @@
 """Logistic regression on frozen features of few images: 1, 2 or 5 per class in three splits, or a share of all.
 
 The evaluations of MSN (Assran et al. 2022; facebookresearch/msn, logistic_eval.py), which MOCA uses as well, and those
-of iBOT and DINOv2 on all images. probes/lowshot/logistic.py has objective and solver, probes/lowshot/fitting.py the
-conventions for lambda.
+of iBOT and DINOv2 on all images; and MIEB's, 16 images per class in five draws. probes/lowshot/logistic.py has
+objective and solver, probes/lowshot/fitting.py the conventions for lambda.
 
 n: images of a subset. V: validation images that were read. C: classes. D: width.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.settings import Different, Fraction, PositiveInt
-from engine.tasks import Metric, Outcome, Protocol, Reads, Workspace, as_reported, resampled
+from engine.tasks import ADDED, Metric, Outcome, Protocol, Reads, Workspace, as_reported, resampled
 from engine.work import Part, Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
@@ -27,6 +27,7 @@ from probes.lowshot.logistic import BLOCK_LOGITS, HISTORY
 from probes.lowshot.several_labels import ClassByClass
 from probes.lowshot.shots import (
     PUBLISHED_LISTS,
+    Draws,
     Subset,
     draw_subsets,
     lists_read,
@@ -82,6 +83,9 @@ class LowShot(FitSettings, PooledTask):
     lists: str = ""
     # Of each feature vector: subtract the mean of its D values and scale to unit length, only scale, or neither.
     preprocess: Preprocess = "centre_and_normalise"
+    # How images of a class are drawn: nested, fewer shots being part of more, each split by a seed of its own; or by
+    # MIEB's permutation, which takes all images of a class that has too few.
+    draws: Draws = field(default="nested", metadata=ADDED)
     pool: Literal["cls", "avg"] = "avg"  # feature: the class token, or the mean of the patches
     layer: int = -1  # block whose output is the feature; -1 is the last
     norm: bool = False  # apply the network's final norm
@@ -91,8 +95,10 @@ class LowShot(FitSettings, PooledTask):
         super().__post_init__()
         if not self.shots and not self.fractions:
             raise ValueError("shots=(): must be 1 or more different values, because fractions are empty as well")
-        if self.intercept and self.solver != "lbfgs":
-            raise ValueError(f"intercept={self.intercept}: fitted by solver=lbfgs alone, not by {self.solver}")
+        if self.intercept and self.solver == "cyanure":
+            raise ValueError(f"intercept={self.intercept}: fitted by lbfgs and scikit-learn, not by solver=cyanure")
+        if self.draws == "mieb" and (self.lists or self.fractions):
+            raise ValueError("draws=mieb: numbers of images per class alone; set fractions=() and no lists")
 
     @property
     def kind(self) -> FeatureKind:
@@ -101,7 +107,7 @@ class LowShot(FitSettings, PooledTask):
     def check_images(self, space: Workspace) -> None:
         train, _ = open_splits(space, several_labels=self.takes_several_labels)
         if not train.has_several_labels:
-            possible_shots(train, self.shots, bool(self.fractions))
+            possible_shots(train, self.shots, bool(self.fractions), self.draws)
 
     def reads(self, space: Workspace) -> Reads:
         return lists_read(self.lists, space)
@@ -135,8 +141,8 @@ class LowShot(FitSettings, PooledTask):
         world, (train, val) = space.world, open_splits(space, several_labels=self.takes_several_labels)
         if train.has_several_labels:
             return self.class_by_class(export, space, train, val)
-        shots, shots_warning = possible_shots(train, self.shots, bool(self.fractions))
-        subsets = draw_subsets(train, shots, self.fractions, self.splits, space.seed, self.lists)
+        shots, shots_warning = possible_shots(train, self.shots, bool(self.fractions), self.draws)
+        subsets = draw_subsets(train, shots, self.fractions, self.splits, space.seed, self.lists, self.draws)
         transform, indices = transform_of(export, space, self), subset_indices(train, subsets)
         reads_all = world.gather_objects(self.extracts_all(export, train, transform, space))[0]
         needed = np.arange(len(train)) if reads_all else np.unique(np.concatenate(indices))
@@ -220,7 +226,8 @@ class LowShot(FitSettings, PooledTask):
         constant: dict[str, int],
         warnings: Sequence[str],
     ) -> Outcome:
-        """Mean and population standard deviation over the splits, as in MOCA's README_LOWSHOT.md.
+        """Mean and population standard deviation over the splits, as in MOCA's README_LOWSHOT.md; of MIEB's draws that
+        of a sample, as in its published tables.
 
         Predictions are those of the first metric's first split; `nll` is the mean over its splits. constant: split ->
         number of images with constant features.
@@ -241,7 +248,7 @@ class LowShot(FitSettings, PooledTask):
             metrics[metric] = Metric(value=float(np.mean(values)), per_image=per_image)
             if len(values) > 1:
                 repeated[metric] = [spread_out(fit.correct, queries.indices, len(val)) for fit in fits]
-                deviation = float(np.std(values))
+                deviation = float(np.std(values, ddof=int(self.draws == "mieb")))
                 metrics[f"{metric}_std"] = Metric(value=deviation, higher_is_better=None, deviation_of=metric)
             all_warnings += [f"{metric}: {fit.warning}" for fit in fits if fit.warning][:1]
         for split, count in constant.items():
@@ -313,6 +320,26 @@ PROTOCOLS = {
         ":255-260 (class token, no final norm); lambda is its default and its README's, both reported; solved by "
         "L-BFGS to 1e-6; the draws are ours unless `lists` is set",
     ),
+    "lowshot@mieb": Protocol(
+        task=LowShot(
+            shots=(16,),
+            splits=5,
+            fractions=(),
+            draws="mieb",
+            pool="cls",
+            norm=True,
+            preprocess="none",
+            lambdas=(1.0,),
+            intercept=True,
+            solver="scikit-learn",
+            interpolation="bicubic",
+        ),
+        version=1,
+        source="MIEB (arXiv:2504.10471), few-shot classification: embeddings-benchmark/mteb 9b178e60a, "
+        "AbsTaskImageClassification.py:50-59, :188-213 (16 shots, five draws), ClassificationEvaluator.py:338-375 "
+        "(scikit-learn, C = 1, at most 100 iterations), dino_models.py:46-51 (class token after the final norm, not "
+        "normalised); Resize(256) and CenterCrop(224), bicubic, as DINOv2's processor; seed 0 is MIEB's 42",
+    ),
     "logreg@ibot": Protocol(
         task=LowShot(
             shots=(),
@@ -361,7 +388,7 @@ SUITES = {
     "smoke": ("lowshot@bench",),
     "frozen": ("lowshot@bench",),
     "full": ("lowshot@msn",),
-    "everything": ("lowshot@bench", "lowshot@moca", "lowshot@msn", "logreg@ibot", "logreg@dinov2"),
+    "everything": ("lowshot@bench", "lowshot@moca", "lowshot@msn", "lowshot@mieb", "logreg@ibot", "logreg@dinov2"),
     "transfer": ("lowshot@transfer", "logreg@dinov2"),
     "paper:moca": ("lowshot@moca_paper",),
 }

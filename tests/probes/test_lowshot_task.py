@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from toy_exports import coloured_folder, workspace
 
 from imagesets.sets import open_set
-from probes.features.extract import transform_of
+from probes.features.extract import extract, transform_of
 from probes.lowshot import blocks, fitting
 from probes.lowshot.blocks import PreparedRows, prepare_rows
 from probes.lowshot.shots import PUBLISHED_LISTS, Subset, draw_share, draw_subsets, rows_of_images, subset_indices
@@ -286,3 +287,32 @@ def test_intercepts_alone_are_recognised_as_nothing_fitted(export, tmp_path):
     assert "top1_1shot: nothing was fitted: the objective ends at 1.0" in outcome.facts["warnings"][0]
     fits = {fit["objective"] for fit in outcome.facts["fits"]}
     assert all(objective > 1.0 for objective in fits)
+
+
+def test_mieb_equals_scikit_learn_on_the_same_features(export, tmp_path):
+    """Each draw by a generator of seed 42 that shuffles the order of the draw before; mean and sample deviation."""
+    space = replace(workspace(tmp_path, "digits:"), limit=300)
+    outcome = PROTOCOLS["lowshot@mieb"].task.run(export, space)
+    task = PROTOCOLS["lowshot@mieb"].task
+    transform = transform_of(export, space, task)
+    train, val = (
+        extract(export, space.images(split, open_set), [task.kind], space, transform) for split in ("train", "val")
+    )
+    order, accuracies = list(range(len(train.labels))), []
+    for _ in range(5):
+        np.random.RandomState(42).shuffle(order)
+        counts, rows = dict.fromkeys(range(10), 0), []
+        for row in order:
+            if counts[train.labels[row]] < 16:
+                counts[train.labels[row]] += 1
+                rows.append(row)
+        model = LogisticRegression(max_iter=100).fit(train.features[rows].astype(np.float64), train.labels[rows])
+        accuracies.append(100 * model.score(val.features.astype(np.float64), val.labels))
+    assert outcome.numbers["top1_16shot"] == pytest.approx(np.mean(accuracies), abs=1e-9)
+    assert outcome.numbers["top1_16shot_std"] == pytest.approx(np.std(accuracies, ddof=1), abs=1e-9)
+    assert [fit["images"] for fit in outcome.facts["fits"]] == [160] * 5
+
+
+def test_mieb_takes_all_images_of_a_smaller_class(export, tmp_path):
+    outcome = PROTOCOLS["lowshot@mieb"].task.run(export, workspace(tmp_path, write_set(tmp_path / "set")))
+    assert {fit["images"] for fit in outcome.facts["fits"]} == {18}  # six of each of three classes
