@@ -16,7 +16,6 @@ from checkpoints.import_options import ImportOptions
 from checkpoints.resolve import load
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
-from downstream.models.backbone import dense_network
 
 BEIT = dict(architecture="beit_base_patch16_224", position_resize="relative_spline", pool="avg")
 PLAIN = dict(architecture="vit_base_patch16_224", image_size=32, patch_size=8, width=16, depth=2, heads=2)
@@ -272,6 +271,9 @@ def test_each_use_resizes_the_tables_of_the_source_once(key, tmp_path):
     if spec.relative_position != "per_block":
         ours, expected = (Backbone(export).views(images, [(-1, True)])[-1, True] for export in (small, source))
         assert torch.equal(ours.patches, expected.patches)
+    pytest.importorskip("mmengine")
+    from downstream.models.backbone import dense_network
+
     for tables in ("shared", "per_block"):
         ours, expected = (dense_network(export, 40, 0.0, tables).eval()(images)[0] for export in (small, source))
         assert torch.equal(ours, expected)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mmengine.logging import HistoryBuffer
 from safetensors.torch import save_file
 from torch.nn.utils.parametrizations import weight_norm
 from yacs.config import CfgNode
@@ -138,7 +137,7 @@ OFFICIAL = {
 
 
 def mmengine_container() -> dict:
-    history = HistoryBuffer()
+    history = pytest.importorskip("mmengine.logging").HistoryBuffer()
     history.update(1.5)
     return {
         "meta": {"epoch": 3, "seed": np.int64(7), "time": np.str_("now")},

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+pytest.importorskip("mmengine")  # no wheels for Python 3.13
+
 from downstream.loop.running import PositionDataset, PositionSampler
 
 

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+
+pytest.importorskip("mmengine")  # no wheels for Python 3.13
 import torch
 from emulated import KIND
 from toy_scenes import export_of, workspace
