@@ -274,10 +274,13 @@ def evaluate(
     changes = {f"{protocol}.{field}": value for field, value in (settings or {}).items()}
     from bench.run.suites import catalogue, choose_protocols
 
-    names = [matching.name for matching in choose_protocols(protocol, catalogue(suite=protocol))]
+    try:
+        names = [matching.name for matching in choose_protocols(protocol, catalogue(suite=protocol))]
+    except UserError as error:
+        raise UserError("protocol", error.text, protocol) from None
     if len(names) > 1:
-        raise ValueError(
-            f"{protocol!r} stands for {len(names)} protocols, such as {names[0]!r}: name one, or use evaluate_suite"
+        raise UserError(
+            "protocol", f"{len(names)} protocols, such as {names[0]!r}: name one, or use evaluate_suite", protocol
         )
     if images is not None or labels is not None:
         if images is None or labels is None or not isinstance(data, str | None):
@@ -407,8 +410,9 @@ def leaderboard(out: str | Path = OUT, *, published: bool = False, formats: Sequ
     from bench.results.record import check_folder
     from engine.printing import did_you_mean
 
+    formats = [formats] if isinstance(formats, str) else formats
     if unknown := [name for name in formats if name not in FORMATS]:
-        raise ValueError(f"no format {unknown[0]!r}{did_you_mean(unknown[0], list(FORMATS))}")
+        raise UserError("formats", f"no format {unknown[0]!r}{did_you_mean(unknown[0], list(FORMATS))}")
     check_folder(Path(out))
     return write_leaderboard(Path(out), published, formats, tables_page)
 

@@ -78,7 +78,7 @@ def with_names(references: Sequence[str], names: Sequence[str]) -> list[tuple[st
     """Each reference of `--checkpoint` with its name; None without `--name`. ValueError for another number of names."""
     if names and len(names) != len(references):
         raise UserError(
-            "name", f"{len(names)} names for {len(references)} checkpoints; give one for each, in their order"
+            "names", f"{len(names)} names for {len(references)} checkpoints; give one for each, in their order"
         )
     return list(zip(references, names or (None,) * len(references), strict=True))
 

@@ -225,7 +225,7 @@ def evaluate_variations(
         imports = ImportOptions(statistics=options.statistics)
         checkpoint, _ = load_checkpoint(reference, given_name, options.out, save=True, options=imports)
         if checkpoint.used.name in references:
-            raise UserError("name", f"two checkpoints are called {checkpoint.used.name}; give each its own name")
+            raise UserError("names", f"two checkpoints are called {checkpoint.used.name}; give each its own name")
         references[checkpoint.used.name] = checkpoint.reference
     by_run: dict[Variation, list[Variation]] = {}  # changes of run and network -> variations that contain just these
     for variation in variations:

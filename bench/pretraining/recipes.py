@@ -49,10 +49,8 @@ def choose_recipe(method: str, name: str | None, texts: Sequence[str]) -> Chosen
     module = load_extension("methods", method)
     check_method_file(method, module)
     if name is None or name not in module.RECIPES:
-        problem = (
-            f"--recipe: {method} has no recipe {name!r}" if name else f"--recipe is missing: which recipe of {method}"
-        )
-        raise ValueError(f"{problem}{did_you_mean(name or '', list(module.RECIPES))}")
+        problem = f"{method} has no recipe {name!r}" if name else f"missing: which recipe of {method}"
+        raise UserError("recipe", f"{problem}{did_you_mean(name or '', list(module.RECIPES))}")
     recipe = module.RECIPES[name]
     new_recipe = changed_recipe(recipe, texts, method)
     before, after = values_by_path(recipe), values_by_path(new_recipe)

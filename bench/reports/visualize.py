@@ -111,7 +111,7 @@ class PictureRequest:
     def __post_init__(self) -> None:
         with_names(self.references, self.names)  # raises an error for a wrong number of names
         if len(set(self.names)) != len(self.names):
-            raise UserError("name", "each checkpoint needs a name of its own", " ".join(self.names))
+            raise UserError("names", "each checkpoint needs a name of its own", " ".join(self.names))
 
     @cached_property
     def checkpoints(self) -> tuple["Viewer", ...]:

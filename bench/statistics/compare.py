@@ -81,7 +81,7 @@ def to_text(comparisons: Comparisons) -> str:
     if count:
         covers = f"Holm's correction covers {counted(count, 'comparison')}"
         lines += [
-            f"{covers}; by default of each protocol's main metric (--metric NAME, --metric all).",
+            f"{covers}; by default of each protocol's main metric ({option('metric')}).",
             "Difference: A - B, in percentage points or in the metric's unit; its interval is not corrected.",
             "p: two-sided, on the same images. If `better` is empty or missing, the test finds no difference.",
         ]
