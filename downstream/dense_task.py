@@ -91,8 +91,7 @@ class DenseTask(Task):
         if space.decode != "exact":
             raise ValueError(
                 f"{space.data}: dense tasks read images with OpenCV, as their sources do; run them without "
-                f"{option('decode')} "
-                f"{space.decode}"
+                f"{option('decode', space.decode)}"
             )
 
     def run_training(self, plan: Plan, space: Workspace) -> "TrainedModel":

@@ -91,7 +91,7 @@ class FrozenTask(Task):
         check_layout(space.data, self.LAYOUT)
         if space.decode != "exact":
             raise ValueError(
-                f"{space.data}: dense tasks read images exactly; run them without {option('decode')} {space.decode}"
+                f"{space.data}: dense tasks read images exactly; run them without {option('decode', space.decode)}"
             )
 
     def load_scenes(

@@ -96,7 +96,7 @@ class LowShot(FitSettings, PooledTask):
         if not self.shots and not self.fractions:
             raise ValueError("shots=(): must be 1 or more different values, because fractions are empty as well")
         if self.intercept and self.solver == "cyanure":
-            raise ValueError(f"intercept={self.intercept}: fitted by lbfgs and scikit-learn, not by solver=cyanure")
+            raise ValueError(f"intercept={self.intercept}: fitted by solver=lbfgs or scikit-learn, not by cyanure")
         if self.draws == "mieb" and (self.lists or self.fractions):
             raise ValueError("draws=mieb: numbers of images per class alone; set fractions=() and no lists")
 

@@ -209,7 +209,7 @@ def evaluate(*images, **settings):
         (lambda export: api.load("nothing.pth"), "'nothing.pth': no such file .*timm:NAME"),
         (lambda export: api.evaluate(export, None, "digits:"), "^protocol: must be a text"),
         (lambda export: api.evaluate(export, "knn@dyno", "digits:"), "did you mean 'knn@dino'"),
-        (lambda export: api.evaluate(export, "knn", "digits:"), "'knn' stands for [0-9]+ protocols, such as"),
+        (lambda export: api.evaluate(export, "knn", "digits:"), "'knn': [0-9]+ protocols, such as"),
         (evaluate("digits:", settings=["k=3"]), "^settings=.*: must be"),
         (evaluate("digits:", settings={"q": 1}), "no setting 'q'"),
         (evaluate("digits:", limit="5"), "^limit='5': must"),

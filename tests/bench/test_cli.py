@@ -221,7 +221,7 @@ def test_a_finished_run_imports_no_library_that_it_does_not_need(bench, exports,
     words = ["run", "--checkpoint", str(exports[0]), "--suite", "knn@dino", "--data", "digits=digits:", "--limit", "30"]
     words += ["--out", str(tmp_path)]
     assert bench(*words)[0] == 0
-    code = f"import sys; from bench.cli import run_command; run_command({words!r}); print(sorted(sys.modules))"
+    code = f"import sys; from bench.cli import main; main({words!r}); print(sorted(sys.modules))"
     *_, skipped, modules = run_python(code).stdout.splitlines()
     assert "1 skipped" in skipped
     assert not [name for name in {*HEAVY, "huggingface_hub"} - {"torch", "numpy", "PIL"} if f"'{name}'" in modules]

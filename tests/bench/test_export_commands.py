@@ -271,7 +271,7 @@ def test_problems_of_one_kind_are_one_line_and_at_most_20_kinds_are_listed(bench
     """Where a line of classes.txt is missing, every mask has the same problem."""
     wrong = dict(enumerate([f"/set/{number}.png: the mask holds the value {number}" for number in range(15)]))
     wrong |= {100 + number: f"/set/a.png: {chr(97 + number)}" for number in range(25)}
-    monkeypatch.setattr("downstream.data.scenes.decode_scenes", lambda scenes, advance: (wrong, None, {}))
+    monkeypatch.setattr("downstream.data.check.decode_scenes", lambda scenes, advance: (wrong, None, {}))
     code, out, _ = bench("data", "check", "tiny-masks:")
     assert code == 1 and out.count("  FIX: ") == 20 and out.endswith("  and 6 more problems\n")
     assert "  FIX: /set/0.png: the mask holds the value 0 (and 29 more like this)\n" in out

@@ -241,7 +241,7 @@ WRONG = [
     (["--suite", "toy", "--data", "a/b=tiny:"], "a/b | letters, digits"),
     (["--suite", "toy", "--data", "tiny=tiny:"], "'tiny' is given twice"),
     (["--suite", "toy", "--name", "a", "b"], "--name: 2 names for 1 checkpoints"),
-    (["--suite", "toy", "--name", "../x"], "--name '../x': | letters"),
+    (["--suite", "toy", "--name", "../x"], "--name ../x: | letters"),
     (["--suite", "toy", "--limit", "0"], "--limit: | '0' | at least 1"),
     (["--suite", "toy", "--seed", "-1"], "--seed: | '-1' | at least 0"),
     (["--suite", "toy", "--device", "tpu"], "--device tpu: | auto, cpu, cuda or cuda:N"),

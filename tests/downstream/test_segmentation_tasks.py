@@ -168,11 +168,11 @@ def test_running_out_of_memory_names_the_batch_size_option(tmp_path, monkeypatch
 
     monkeypatch.setattr(running.IterationHook, "before_train_iter", out_of_memory)
     message = task_refusal(UPERNET, "tiny-ade20k:", tmp_path)
-    assert "4 images at once on cpu: lower --batch-size" in message
+    assert "4 images at once on cpu: lower batch_size" in message
 
 
 def test_one_image_at_a_time_is_too_few_for_batch_norm(tmp_path):
-    assert "--batch-size 2 or more" in task_refusal(UPERNET, "tiny-ade20k:", tmp_path, batch_size=1)
+    assert "batch_size=2 or more" in task_refusal(UPERNET, "tiny-ade20k:", tmp_path, batch_size=1)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -188,7 +188,7 @@ def test_an_unreadable_file_is_named(tmp_path, workers, file):
 
 
 @pytest.mark.parametrize(
-    ("settings", "option"), [({"skip_bad": True}, "--skip-bad"), ({"decode": "fast"}, "--decode fast")]
+    ("settings", "option"), [({"skip_bad": True}, "skip_bad=True"), ({"decode": "fast"}, "decode='fast'")]
 )
 def test_options_for_classified_images_are_refused(settings, option, tmp_path):
     assert f"without {option}" in task_refusal(UPERNET, "tiny-ade20k:", tmp_path, **settings)

@@ -81,7 +81,7 @@ def test_damaged_files_stop_both_decoders_with_their_path(tree, tmp_path, encode
         with pytest.raises(UnreadableImage) as error:
             transform(image_set, 1)
         assert error.value.path == str(root / "train/ant/b.jpg") and error.value.reason
-        assert str(error.value).startswith(error.value.path) and "--skip-bad" in str(error.value)
+        assert str(error.value).startswith(error.value.path) and "skip_bad=True" in str(error.value)
         assert "\n" not in str(error.value) and "BytesIO" not in str(error.value)
 
 

@@ -78,7 +78,7 @@ def test_chunks_have_the_same_bits_in_micro_batches(micro_batches):
 def test_forward_passes_without_whole_chunks_are_refused_before_the_training(name, setting, tmp_path):
     settings = replace(small_recipe(name).settings, **{setting: 4})
     message = refusal(trainer, name, tmp_path / "out", micro_batch=2, recipe=dict(settings=settings))
-    assert f"{setting}=4" in message and "2 images" in message and "--micro-batch" in message
+    assert f"{setting}=4" in message and "2 images" in message and "batch_size" in message
     assert not (tmp_path / "out").exists()
     assert trainer(name, tmp_path / "out", micro_batch=4, recipe=dict(settings=settings)).train() == "finished"
 

@@ -139,7 +139,7 @@ def test_another_training_in_the_folder_is_refused(change, message, stopped_fold
 
 def test_only_the_first_differences_of_another_training_are_named(stopped_folder):
     message = training_refusal("simmim", out=stopped_folder, images=open_set("tiny:", "train").limited(IMAGES))
-    assert "method is mae, asked for simmim" in message and "more; choose another --out" in message
+    assert "method is mae, asked for simmim" in message and "more; choose another out" in message
     assert len(message) < 500
 
 
@@ -150,7 +150,7 @@ def test_a_training_resumes_with_moved_images_and_a_reworded_source(stopped_fold
 
 
 def test_folders_that_hold_something_else_are_refused(stopped_folder, tmp_path_factory):
-    assert "add --resume" in training_refusal(out=stopped_folder)
+    assert "add resume=True" in training_refusal(out=stopped_folder)
     other = tmp_path_factory.mktemp("other")
     (other / "thesis.tex").touch()
     assert "holds other files" in training_refusal(out=other)
@@ -329,7 +329,7 @@ def test_a_training_in_windows_resumed_within_an_epoch_equals_an_uninterrupted_o
 
 
 def test_a_batch_larger_than_the_set_is_refused(tmp_path):
-    assert "lower it with --set batch=24" in training_refusal(out=tmp_path, recipe={"batch": 25})
+    assert "lower it with settings={'batch': 24}" in training_refusal(out=tmp_path, recipe={"batch": 25})
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_a_batch_larger_than_the_set_is_refused(tmp_path):
 def test_too_few_images_in_a_forward_pass_are_refused(name, changes, micro_batch, start, tmp_path):
     settings = replace(small_recipe(name).settings, **changes)
     message = training_refusal(name, tmp_path, micro_batch=micro_batch, recipe={"settings": settings})
-    assert message.startswith(start) and "raise --micro-batch" in message and list(tmp_path.iterdir()) == []
+    assert message.startswith(start) and "raise batch_size" in message and list(tmp_path.iterdir()) == []
 
 
 def test_moca_with_one_new_word_needs_only_one_image(tmp_path):

@@ -90,5 +90,5 @@ def test_every_frozen_probe_accepts_them(task, export, tmp_path):
 
 
 def test_fine_tuning_refuses_them_and_names_the_option(export, tmp_path):
-    with pytest.raises(ValueError, match=r"16 x 40 px .* --image"):
+    with pytest.raises(ValueError, match=r"16 x 40 px .* image_size=40"):
         FINETUNE["finetune@smoke"].task.run(export, workspace(tmp_path, "tiny:"))
