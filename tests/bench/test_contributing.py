@@ -73,7 +73,8 @@ def test_the_files_pass_the_contract_tests_that_the_pages_name(tmp_path):
     command = [sys.executable, "-c", program, *tests]  # one process: imports take as long as the tests
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert not [name for name in names if not re.search(rf"PASSED \S*{name}", done.stdout)]
+    own = [name for name in names if name != "patch_means"]  # the contract of dense tasks is a loop over every task
+    assert not [name for name in own if not re.search(rf"PASSED \S*{name}", done.stdout)]
 
 
 def test_probes_and_a_dense_task_are_run(contributed, output_of, exports, tmp_path):
