@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.optional import require
-from probes.lowshot.logistic import Fit, certify, check_inputs
+from probes.lowshot.logistic import Fit, certify, check_every_class, check_inputs
 
 CHECK_EVERY = 10  # epochs between two computations of the gap: MSN's it0
 # Added to cyanure's gap, which sums the dual objective in float32: up to 2e-7 too high on the recorded data.
@@ -52,8 +52,7 @@ def fit_cyanure(
         ValueError: As `logistic.fit_lbfgs`, and for a class without a row.
     """
     check_inputs(features, labels, classes, penalty)
-    if len(absent := np.setdiff1d(np.arange(classes), labels.cpu().numpy())):
-        raise ValueError(f"class {absent[0]} has no training row, which cyanure cannot fit; use solver lbfgs")
+    check_every_class(labels, classes, "cyanure")
     feature_array, label_array = features.cpu().numpy(), labels.cpu().numpy()
     total_epochs = 0
     for dtype in (np.float32, np.float64):

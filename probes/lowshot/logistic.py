@@ -175,6 +175,13 @@ def check_inputs(features: Tensor, labels: Tensor, classes: int, penalty: float)
     check_finite(features, 0)
 
 
+def check_every_class(labels: Tensor, classes: int, solver: str) -> None:
+    """ValueError if a class has no row in labels (n,), which a library's solver cannot fit."""
+    if not (present := torch.bincount(labels, minlength=classes) > 0).all():
+        absent = int((~present).nonzero()[0])
+        raise ValueError(f"class {absent} has no training row, which {solver} cannot fit; use solver lbfgs")
+
+
 def check_labels_and_penalty(labels: Tensor, classes: int, penalty: float) -> None:
     """ValueError for labels (n,), a number of classes or a lambda for which there is no solution."""
     if classes < 2:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probes.lowshot.logistic import Fit, certify, check_inputs
+from probes.lowshot.logistic import Fit, certify, check_every_class, check_inputs
 
 SEED = 42  # of every experiment (AbsTask.py:70-77, Evaluator.py:18-23)
 TOLERANCE = 1e-4  # of the largest gradient, with which scikit-learn's L-BFGS ends: its default
@@ -65,8 +65,7 @@ def fit_sklearn(
     from sklearn.linear_model import LogisticRegression
 
     check_inputs(features, labels, classes, penalty)
-    if len(absent := np.setdiff1d(np.arange(classes), labels.cpu().numpy())):
-        raise ValueError(f"class {absent[0]} has no training row, which scikit-learn cannot fit; use solver lbfgs")
+    check_every_class(labels, classes, "scikit-learn")
     rows = features.double().cpu().numpy()
     model = LogisticRegression(
         C=1 / (penalty * len(rows)), fit_intercept=intercept, tol=TOLERANCE, max_iter=max_iterations

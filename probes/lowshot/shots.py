@@ -57,15 +57,16 @@ def draw_subsets(
     """
     seeds = range(seed * splits, (seed + 1) * splits)
     all_subsets = []
-    for count in shots if draws == "mieb" else ():
-        generators = (np.random.RandomState(mieb.SEED + seed) for _ in range(splits))
-        for split, rows in enumerate(mieb.draw(train.labels, count, generators)):
-            images = train.subset(rows, f"{count}-shot-mieb{seed}-{split}")
-            all_subsets.append(Subset(name=f"{count}shot", split=split, images=images))
-    for count in shots if draws == "nested" else ():
-        for split in range(splits):
-            images = read_shot_list(train, lists, count, split) if lists else few_shot(train, count, seeds[split])
-            all_subsets.append(Subset(name=f"{count}shot", split=split, images=images))
+    for count in shots:
+        if draws == "mieb":
+            generators = (np.random.RandomState(mieb.SEED + seed) for _ in range(splits))
+            drawn = mieb.draw(train.labels, count, generators)
+            sets = [train.subset(rows, f"{count}-shot-mieb{seed}-{split}") for split, rows in enumerate(drawn)]
+        elif lists:
+            sets = [read_shot_list(train, lists, count, split) for split in range(splits)]
+        else:
+            sets = [few_shot(train, count, seeds[split]) for split in range(splits)]
+        all_subsets += [Subset(name=f"{count}shot", split=split, images=images) for split, images in enumerate(sets)]
     for share in shares:
         all_subsets.append(Subset(name=percentage(share), split=0, images=draw_share(train, share, seeds[0], lists)))
     return all_subsets
