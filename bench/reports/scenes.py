@@ -5,7 +5,6 @@ Images are shown if their set is on this machine and has not changed since the m
 """
 
 import base64
-import colorsys
 import functools
 import io
 from collections import Counter
@@ -20,6 +19,7 @@ from PIL import Image, ImageDraw
 from bench.results.record import Result
 from bench.results.store import StoredResult
 from downstream.data.listing import IGNORED, Instances
+from downstream.data.overlays import class_colours, tinted
 from downstream.data.scenes import SceneSet, open_scenes, scene_image, scene_mask
 from downstream.metrics.previews import MAX_NUMBERED_OBJECTS, number_outlines, preview_indices
 from imagesets.decoding import UnreadableImage
@@ -81,10 +81,7 @@ def data_url(image: Image.Image, side: int = THUMBNAIL_SIDE) -> str:
 
 MAX_CHECKPOINTS = 3  # in a table of scenes
 SCENE_SIDE = 192  # pixels of the longer side of a scene's picture
-TINT = 0.6  # share of a class's colour in its pixels
 MAX_LEGEND = 12  # classes in the legend, the most frequent ones
-# Colours of the most frequent classes: Okabe and Ito's for colour-blind readers, yellow first, far apart in lightness.
-FAR_APART = ("#F0E442", "#0072B2", "#D55E00", "#56B4E9", "#CC79A7", "#009E73", "#E69F00")
 
 Box = tuple[tuple[float, float, float, float], int]  # x1, y1, x2, y2 in pixels, and a class
 
@@ -171,23 +168,6 @@ def _draw_objects(results: Mapping[str, StoredResult], scenes: SceneSet) -> Draw
     return results, rows, counts, colours
 
 
-def class_colours(counts: Counter[int], classes: int) -> np.ndarray:
-    """Colours (256 or more, 3) uint8 of classes by number. counts: frequency of each class.
-
-    The most frequent classes get FAR_APART in this order; the others hues that are far apart for neighbouring numbers,
-    light and dark in turn.
-    """
-    hues = np.arange(classes) * 0.618034 % 1.0  # multiples of the golden ratio are spread evenly over the circle
-    values = np.where(np.arange(classes) % 2, 0.65, 1.0)
-    colours = np.zeros((max(256, classes), 3), np.uint8)
-    rgb = [colorsys.hsv_to_rgb(hue, 0.85, value) for hue, value in zip(hues, values, strict=True)]
-    colours[:classes] = np.rint(255 * np.array(rgb).reshape(-1, 3))
-    most_frequent = counts.most_common(len(FAR_APART))
-    for (number, _), colour in zip(most_frequent, FAR_APART[: len(most_frequent)], strict=True):
-        colours[number] = list(bytes.fromhex(colour[1:]))
-    return colours
-
-
 def scene_picture(scenes: SceneSet, index: int) -> Image.Image:
     """A scene's image, RGB, with at most SCENE_SIDE pixels a side."""
     image = scene_image(scenes, index)
@@ -199,14 +179,6 @@ def _stored_mask(stored: StoredResult, row: int) -> np.ndarray:
     """The small mask (h, w) uint8 of the stored scene `row`, without its padding."""
     height, width = stored.arrays["shown_sizes"][row].tolist()
     return stored.arrays["shown_masks"][row, :height, :width]
-
-
-def tinted(image: Image.Image, mask: np.ndarray, colours: np.ndarray, untinted: int = IGNORED) -> Image.Image:
-    """An image mixed with the colours (256, 3) of its classes, of a mask (h, w) uint8; class `untinted` stays bare."""
-    classes = np.asarray(Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST))
-    pixels = np.asarray(image, np.float64)
-    mixed = np.where((classes == untinted)[..., None], pixels, (1 - TINT) * pixels + TINT * colours[classes])
-    return Image.fromarray(mixed.round().astype(np.uint8))
 
 
 def labelled_objects(listing: Instances, index: int) -> Objects:

@@ -9,9 +9,10 @@ from made_results import made_checkpoint, save_result
 from shown_results import result
 
 from bench.reports.page import report_page
-from bench.reports.scenes import FAR_APART, class_colours, labelled_objects, scene_details
+from bench.reports.scenes import labelled_objects, scene_details
 from bench.results.record import DataUsed
 from bench.results.store import StoredResult
+from downstream.data.overlays import FAR_APART, class_colours
 from downstream.data.scenes import SceneSet, open_scenes, scene_mask
 from downstream.metrics.previews import preview_detections, preview_masks, thumbnail
 

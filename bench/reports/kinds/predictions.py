@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 
 from bench.reports.pictures import COLOUR_MAP, Box, Panel, Picture, Spot, arranged
-from bench.reports.scenes import class_colours, tinted
 from bench.reports.visualize import GREY, MAX_PANEL, PictureRequest, errors_naming, image_panel
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport
+from downstream.data.overlays import class_colours, tinted
 from downstream.data.scenes import SceneSet, open_scenes, scene_depth, scene_image, scene_pair, serves
 from downstream.frozen.task import FrozenTask, backbone_of
 from downstream.tasks import correspondence, depth_linear, discovery, video_propagation
