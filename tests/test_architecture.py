@@ -93,7 +93,7 @@ PACKAGE, KERNEL = "a file of an installed package", "a file of the kernel"
 OWN = "a file that this process or an earlier command wrote for itself, after is_file or under its lock"
 BOUNDED = "a few kilobytes inside another file; RecursionError is caught"
 READS = {  # FILE FUNCTION CALL -> why it may read without them
-    "bench/about.py _docstring extension.path.read_text": PACKAGE,
+    "bench/commands/list.py _docstring extension.path.read_text": PACKAGE,
     "bench/index.py write_index FILE.read_bytes": PACKAGE,
     "bench/reports/leaderboard.py _repr_markdown_ read_text": OWN,
     "bench/published/values.py published_values open": PACKAGE,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.about import about
+from bench.commands.list import about
 from bench.names import refuse_unknown
 from bench.published.values import LOG, published_values
 from bench.run.suites import catalogue, changed_protocols, choose_protocols

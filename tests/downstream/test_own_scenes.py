@@ -13,8 +13,8 @@ from PIL import Image
 from refusals import refusal
 from toy_scenes import export_of, workspace
 
-from bench.about import about
 from bench.commands.data import check_scenes
+from bench.commands.list import about
 from bench.run.prepare import fits, named_urls, open_data
 from bench.run.suites import catalogue
 from downstream.data.listing import IGNORED, Listing
