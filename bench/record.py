@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bench.reports.card import CardSubject, Publication, card_files, read_config, without_folders
-from bench.reports.leaderboard import TEXT_FORMATS, in_latex, leaderboard_of, with_ties
+from bench.reports.leaderboard import TEXT_FORMATS, leaderboard_of, with_ties
 from bench.results.record import (
     CheckpointUsed,
     MetricRecord,
@@ -28,7 +28,6 @@ from bench.results.record import (
 from bench.results.store import StoredResult
 from bench.settings import setting_text
 from bench.statistics import intervals
-from bench.statistics.paired import MOST_IMAGES
 from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import COST, is_export
 from checkpoints.runs import EXPORT, RUN, is_run
@@ -43,7 +42,7 @@ from engine.files import (
     write_atomic,
 )
 from engine.machine import git_commit, installed
-from engine.printing import counted, in_words, printable
+from engine.printing import counted, printable
 from engine.tasks import Score, resampled
 from pretrain.loop.records import LOG
 
@@ -62,7 +61,7 @@ what was measured how. `path-3f2a91bc/cifar10` stands for a folder of the measur
 | `results/` | a JSON file for each result, with its values for every image (`.npz`) and the log of a failure (`.log`) |
 | `checkpoints/` | what each checkpoint is, and the log of its pretraining where it was done here; no weights |
 | `cards/` | a model card for each, with `.eval_results/`, for the Hugging Face Hub |
-| `CITATION.cff`, `paper/` | for a paper: BibTeX of every protocol and method used, and how the numbers were measured |
+| `references.bib` | BibTeX of every protocol and method used |
 | `commands.sh` | the commands that make the results again |
 | `SHA256SUMS` | of every file: `sha256sum -c SHA256SUMS` |
 
@@ -161,8 +160,8 @@ def derived_files(folder: Path, publication: Publication) -> dict[str, str]:
         if not used.is_raw_pixels:
             cards = card_files(subject, own, publication)
             files |= {f"cards/{used.unique_name}/{name}": text for name, text in cards.items()}
-    files |= {"commands.sh": rerun_script(results, subjects), "README.md": README}
-    return files | paper_files(results, publication)
+    scripts = {"commands.sh": rerun_script(results, subjects), "references.bib": references(results)}
+    return files | scripts | {"README.md": README}
 
 
 def check_record(folder: Path) -> Iterator[str]:
@@ -346,11 +345,6 @@ def _reference(subject: CardSubject) -> str:
 
 TABLE = Path(__file__).parent / "references.bib"
 BY_NAME = ("timm", "transformers")  # importers of many methods; the name of the model tells which
-PAIRED = (
-    "Bold numbers are the best of a column and all that a paired test on the same images cannot tell from it: "
-    "McNemar's exact test of right and wrong, otherwise a paired bootstrap or, where more than "
-    f"{MOST_IMAGES} images have different values, a paired t test; 5 \\%, corrected over the column by Holm's method"
-)
 
 
 @cache
@@ -369,88 +363,11 @@ def cited(words: Iterable[str]) -> list[str]:
     return [key for key, (_, keywords) in bibtex_entries().items() if keywords & set(words)]
 
 
-def cite(words: Iterable[str]) -> str:
-    """`~\\cite{wu2018knn,caron2021dino}`; "" if no entry has any of the words as a keyword."""
-    keys = cited(words)
-    return rf"~\cite{{{','.join(keys)}}}" if keys else ""
-
-
-def paper_files(results: Sequence[Result], publication: Publication) -> dict[str, str]:
-    """The files for a paper: path in the record -> content; none without a successful result."""
-    done = [result for result in results if result.status == "ok"]
-    if not done:
-        return {}
-    measured = how_measured(done)
-    keys = dict.fromkeys(key for keys in re.findall(r"\\cite{([^}]*)}", measured) for key in keys.split(","))
-    return {
-        "CITATION.cff": citation(done, publication),
-        "paper/references.bib": "\n".join(bibtex_entries()[key][0] for key in keys),
-        "paper/measured.tex": measured,
-    }
-
-
-def citation(results: Sequence[Result], publication: Publication) -> str:
-    """CITATION.cff, in the Citation File Format 1.2.0, as far as the record has the facts."""
-    import yaml
-
-    checkpoints = counted(len({result.checkpoint.key for result in results}), "checkpoint")
-    protocols = counted(len({result.protocol.name for result in results}), "protocol")
-    fields = {
-        "cff-version": "1.2.0",
-        "message": f"Cite this record, {TOOL}, and the papers of paper/references.bib.",
-        "type": "dataset",
-        "title": f"{checkpoints} measured by {protocols} on {in_words(sorted({r.data.name for r in results}))}",
-        "authors": [{"name": publication.organization or "unknown: bench record --organization says it"}],
-        "date-released": max(result.date for result in results)[:10],
-        "url": publication.source,
-    }
-    return yaml.safe_dump({key: value for key, value in fields.items() if value}, sort_keys=False, width=10**6)
-
-
-def how_measured(results: Sequence[Result]) -> str:
-    """A paragraph for a paper, in LaTeX: checkpoints, images, protocols, seeds, intervals, tests and software."""
-    used = {result.checkpoint.key: result.checkpoint for result in results}
-    software = sorted({f"{name} {number}" for r in results for name, number in r.versions.items() if name != "git"})
-    gpus = {name for r in results if r.device.startswith("cuda") for name in r.hardware.get("gpus") or ()}
-    machines = gpus | {r.hardware.get("cpu", "unknown") for r in results if not r.device.startswith("cuda")}
-    sentences = [
-        "% How the numbers of leaderboard.tex were measured; made by bench record of the results alone.",
-        f"Measured by {TOOL}{cite(['bench'])}: {in_words(list(map(checkpoint_text, used.values())))}.",
-    ]
-    for name, images in sorted({(r.data.name, tuple(r.data.images.items())) for r in results}):
-        sentences.append(f"Images of {in_latex(name)}: {in_words([f'{count} of {split}' for split, count in images])}.")
-    for group in sorted({result.group for result in results}):
-        sentences.append(_protocol_sentence([result for result in results if result.group == group]))
-    for method in sorted({result.interval_method for result in results} - {""}):
-        words = [f"interval-{kind}" for kind in ("binomial", "percentiles") if kind in method]
-        sentences.append(f"Intervals: {in_latex(method)}{cite(words)}.")
-    if len(used) > 1:
-        sentences.append(f"{PAIRED}{cite(['paired'])}.")
-    if chosen := {r.protocol.name for r in results if any(metric.chosen_on_val for metric in r.metrics.values())}:
-        protocols = in_latex(in_words(sorted(chosen)))
-        sentences.append(f"Chosen on the validation images that they are reported on, at least in part: {protocols}.")
-    sentences.append(f"Software: {in_latex(', '.join(software))}{cite(['timm'])}.")
-    sentences.append(f"Run on: {in_latex(in_words(sorted(map(str, machines))))}.")
-    return "\n".join(sentences) + "\n"
-
-
-def _protocol_sentence(results: Sequence[Result]) -> str:
-    """The protocol of a group of results in LaTeX: its name, version, changed settings and seeds."""
-    first, name = results[0], results[0].group.partition("[")[0]
-    changes = [in_latex(change) for change in first.variant if change != f"v{first.protocol.version}"]
-    seeds = sorted({result.seed for result in results}) if first.random else []
-    details = [f"version {first.protocol.version}", *changes]
-    details += [f"seeds {in_words(list(map(str, seeds)))}"] if seeds else []
-    words = [f"task-{first.task}", first.protocol.name.partition("@")[2].split("_")[0]]
-    return rf"\texttt{{{in_latex(name)}}}: {', '.join(details)}{cite(words)}."
-
-
-def checkpoint_text(used: CheckpointUsed) -> str:
-    """A checkpoint in LaTeX: `mae-s (ViT-S/16, mae vit_s, 3f2a91bc)~\\cite{he2022mae}`."""
-    words = [used.method, *(re.findall("[a-z0-9]+", used.source.lower()) if used.method in BY_NAME else ())]
-    facts = [
-        used.architecture,
-        f"{used.method} {used.recipe}".strip() if not used.is_raw_pixels else "",
-        used.digest[:8],
-    ]
-    return f"{in_latex(used.name)} ({', '.join(map(in_latex, filter(None, facts)))}){cite(words)}"
+def references(results: Iterable[Result]) -> str:
+    """BibTeX entries of this tool and of the protocols, methods, intervals and tests behind these results."""
+    words = {"bench", "timm", "paired", "interval-binomial", "interval-percentiles"}
+    for result in results:
+        used = result.checkpoint
+        words |= {f"task-{result.task}", result.protocol.name.partition("@")[2].split("_")[0], used.method}
+        words |= set(re.findall("[a-z0-9]+", used.source.lower())) if used.method in BY_NAME else set()
+    return "\n".join(bibtex_entries()[key][0] for key in cited(words))

@@ -41,7 +41,7 @@ def run(options: Options) -> int:
     results = results_on(options.out, subject) if options.out else []
     models = [f"{subject.used.name}={options.model_id}"] if options.model_id else []
     licences = [f"{subject.used.name}={options.licence}"] if options.licence else []
-    publication = publication_from(models, options.hub_dataset, options.source, licences=licences)
+    publication = publication_from(models, options.hub_dataset, options.source, licences)
     groups = shared_groups(results)
     if options.out and not groups:
         say(f"{options.out} has no results for digest {subject.used.digest[:12]}: the card has none", errors=True)

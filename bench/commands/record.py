@@ -6,9 +6,10 @@ from pathlib import Path
 from bench.options import Positional, PublicationOptions
 
 EPILOG = """A record holds everything that the numbers are based on except weights and images: result files with their
-values for every image, logs, descriptions of the checkpoints, commands, tables, and model cards with the Hugging Face
-Hub's metadata files. Paths of this machine are removed from all texts. The same results give the same bytes. --check
-compares the sums, computes every metric and interval from the values of the images again, and compares leaderboard.csv.
+values for every image, logs, descriptions of the checkpoints, commands, tables, BibTeX, and model cards with the
+Hugging Face Hub's metadata files. Paths of this machine are removed from all texts. The same results give the same
+bytes. --check compares the sums, computes every metric and interval from the values of the images again, and compares
+leaderboard.csv.
 
 examples:
   bench record results --to published
@@ -28,7 +29,6 @@ class Options(PublicationOptions):
     model_id: tuple[str, ...] = ()  # NAME=ORG/NAME: a checkpoint's id on the Hub
     # NAME=SPDX: licence of a checkpoint's weights if their source names none, such as mae-s=apache-2.0
     licence: tuple[str, ...] = ()
-    organization: str = ""  # ORG: who made the evaluation
 
 
 def run(options: Options) -> int:
@@ -48,13 +48,7 @@ def run(options: Options) -> int:
     if not options.out or not options.to:
         raise ValueError("give one of: bench record OUT --to DIR writes a record, bench record --check DIR checks one")
     check_folder(options.out)
-    publication = publication_from(
-        options.model_id,
-        options.hub_dataset,
-        options.source,
-        options.organization,
-        options.licence,
-    )
+    publication = publication_from(options.model_id, options.hub_dataset, options.source, options.licence)
     write_record(options.out, options.to, publication)
     say(f"written: {options.to}; check it by: {command_line('record', check=options.to)}")
     return 0

@@ -71,7 +71,6 @@ class Publication:
     models: Mapping[str, str] = field(default_factory=dict)  # name of a checkpoint -> its id on the Hub, ORG/NAME
     datasets: Mapping[str, str] = field(default_factory=dict)  # name of an image set -> its id on the Hub
     source: str = ""  # URL under which results, logs and commands are published
-    organization: str = ""  # who made the evaluation
     licences: Mapping[str, str] = field(default_factory=dict)  # name of a checkpoint -> SPDX identifier of its licence
 
     def dataset(self, data: DataUsed) -> str:
@@ -84,7 +83,6 @@ def publication_from(
     models: Sequence[str],
     datasets: Sequence[str],
     source: str,
-    organization: str = "",
     licences: Sequence[str] = (),
 ) -> Publication:
     """The publication described by command-line options. ValueError names the wrong option and what to write."""
@@ -95,7 +93,6 @@ def publication_from(
         models=named_values(models, "model_id", HUB_FORM, HUB_ID),
         datasets=named_values(datasets, "hub_dataset", HUB_FORM, HUB_ID),
         source=source,
-        organization=organization,
         licences={name: spdx_name(licence) for name, licence in spdx.items()},
     )
 

@@ -33,9 +33,7 @@ from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed
 from checkpoints.export import CARD_MARK, ViTExport
 from checkpoints.resolve import pixels
 
-KNOWN = Publication(
-    models={"alpha": "me/alpha"}, datasets={"digits": "me/digits"}, source="https://example.org/r", organization="me"
-)
+KNOWN = Publication(models={"alpha": "me/alpha"}, datasets={"digits": "me/digits"}, source="https://example.org/r")
 
 
 @pytest.fixture
