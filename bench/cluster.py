@@ -23,14 +23,13 @@ import subprocess
 import sys
 import time
 import zlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stderr, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
-from statistics import median
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
@@ -38,7 +37,7 @@ import msgspec
 
 from engine.files import is_locked, locked, open_regular, read_json, write_atomic
 from engine.optional import require
-from engine.printing import counted, printable, say
+from engine.printing import counted, printable, say, table
 from engine.progress import span
 from engine.training.interruptions import STOPPED, StopRequest, listening
 
@@ -74,7 +73,6 @@ class Submission:
 
     cluster: Literal["slurm", "local"]
     date: str  # ISO 8601, UTC
-    at_once: int | None  # maximum of jobs that run at the same time; None: no limit
     tasks: tuple[Task, ...]
 
 
@@ -342,7 +340,6 @@ def launch(options: Launched, tasks_of: Callable[[Launched, set[str]], list[Task
                 submission = Submission(
                     cluster="local" if is_local else "slurm",
                     date=now().isoformat(),
-                    at_once=options.jobs,
                     tasks=tuple(tasks),
                 )
                 write_atomic(folder / SUBMISSION, msgspec.json.encode(submission))
@@ -614,46 +611,14 @@ def _tail(path: Path) -> list[str]:
         return file.read().decode(errors="replace").splitlines()
 
 
-def seconds_left(rows: Sequence[Row]) -> list[float | None]:
-    """Seconds of each job that remain, counted from its start if it waits; None if there is no estimate.
-
-    The time of a result is the median of the same protocol's for other checkpoints of the folder.
-    """
-    measured: dict[str, list[float]] = defaultdict(list)  # SET/PROTOCOL-seed0.json -> seconds
-    for row in rows:
-        for name, result in row.results.items():
-            measured[name.split("/", 2)[-1]].append(result.seconds)  # without results/CHECKPOINT
-    left: list[float | None] = []
-    for row in rows:
-        missing = [name.split("/", 2)[-1] for name in row.task.results if row.is_open and name not in row.results]
-        elapsed = max(0.0, row.seconds - sum(result.seconds for result in row.results.values()))
-        known = all(name in measured for name in missing)
-        total = sum(median(measured[name]) for name in missing) if known else 0.0
-        left.append(max(0.0, total - (elapsed if row.state == "running" else 0.0)) if known else None)
-    return left
-
-
-def total_left(rows: Sequence[Row], left: Sequence[float | None]) -> float | None:
-    """Seconds until all jobs are over, at least, by `seconds_left` of each; None without an estimate for all."""
-    known = [seconds for row, seconds in zip(rows, left, strict=True) if row.is_open and seconds is not None]
-    if not known or len(known) < sum(row.is_open for row in rows):
-        return None
-    at_once = max(row.submission.at_once or len(known) for row in rows if row.is_open)
-    return max(*known, sum(known) / at_once)
-
-
-def status_lines(rows: Sequence[Row]) -> Iterator[str]:
+def status_lines(rows: Sequence[Row]) -> list[str]:
     """A line for each job and one for all."""
-    left = seconds_left(rows)
-    width = max(len(row.task.title) for row in rows)
-    for row, seconds in zip(rows, left, strict=True):
-        yield f"{row.state:8}  {row.task.title:{width}}  {_details(row, seconds)}".rstrip()
-    count, total = Counter(row.state for row in rows), total_left(rows, left)
+    count = Counter(row.state for row in rows)
     counts = ", ".join(f"{count[state]} {state}" for state in get_args(State) if count[state])
-    yield f"{counts}; about {span(total)} left" if total is not None else counts
+    return [*table([(row.state, row.task.title, _details(row)) for row in rows]), counts]
 
 
-def _details(row: Row, left: float | None) -> str:
+def _details(row: Row) -> str:
     """The details of a job in one line: results, times, and the last line of its log or why it ended."""
     attempt = row.attempt or Attempt(stage="ended")
     job = f"job {row.task.job}" if row.task.job else ""
@@ -662,23 +627,18 @@ def _details(row: Row, left: float | None) -> str:
         parts = [job, f"in {span(row.seconds)}" if row.attempt else ""]
     elif row.state == "running":
         number = f"attempt {attempt.attempts}" if attempt.attempts > 1 else ""
-        about = f"about {span(left)} left" if left is not None else ""
-        parts = [job, done, f"for {span(row.seconds)} on {attempt.host}", number, about, row.printed_last[:100]]
-    elif row.state == "waiting":
-        parts = [job, done, row.reason, f"takes about {span(left)}" if left is not None else ""]
+        parts = [job, done, f"for {span(row.seconds)} on {attempt.host}", number, row.printed_last[:100]]
     else:
         parts = [job, done, row.reason, f"log: {attempt.log}" if attempt.log else ""]
     return ", ".join(filter(None, parts))
 
 
-def status_json(rows: Sequence[Row]) -> dict[str, Any]:
-    """The state of all jobs as JSON values."""
-    left = seconds_left(rows)
-    tasks = [
+def status_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The state of each job as JSON values."""
+    return [
         msgspec.to_builtins(row.task)
         | {"cluster": row.submission.cluster, "state": row.state, "reason": row.reason, "done": list(row.results)}
-        | {"seconds": round(row.seconds, 1), "seconds_left": seconds, "printed_last": row.printed_last}
+        | {"seconds": round(row.seconds, 1), "printed_last": row.printed_last}
         | {"attempt": msgspec.to_builtins(row.attempt)}
-        for row, seconds in zip(rows, left, strict=True)
+        for row in rows
     ]
-    return {"tasks": tasks, "seconds_left": total_left(rows, left)}

@@ -19,7 +19,7 @@ class Options(CommandOptions):
     """Options of `bench status`."""
 
     out: Path  # DIR: the folder that was --out of the jobs
-    json: bool = False  # print one JSON object instead
+    json: bool = False  # print a JSON list instead
 
 
 def run(options: Options) -> int:

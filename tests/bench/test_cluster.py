@@ -24,7 +24,6 @@ from bench.cluster import (
     SUBMISSION,
     Attempt,
     BenchTask,
-    Row,
     Submission,
     Task,
     lock_of,
@@ -32,9 +31,7 @@ from bench.cluster import (
     numbered,
     read_attempt,
     rows_of,
-    seconds_left,
     submissions,
-    total_left,
     words_of_run,
     write_attempt,
 )
@@ -216,7 +213,7 @@ def task(number: int) -> Task:
 def save_submission(out, cluster: str, count: int) -> Path:
     folder = out / "cluster" / str(max(numbered(out), default=0) + 1)
     folder.mkdir(parents=True)
-    submission = Submission(cluster=cluster, date=now().isoformat(), at_once=1, tasks=tuple(map(task, range(count))))
+    submission = Submission(cluster=cluster, date=now().isoformat(), tasks=tuple(map(task, range(count))))
     (folder / SUBMISSION).write_bytes(msgspec.json.encode(submission))
     return folder
 
@@ -248,7 +245,7 @@ def test_status_combines_the_states_of_jobs_and_of_the_queue(slurm, bench):
     assert code == 1 and output.splitlines()[-1] == "1 finished, 1 running, 1 waiting, 1 stopped, 3 failed"
     assert f"log: {log}" in output and "job 5_1" in output and "on node7" in output
     code, output, _ = bench("status", "--out", out, "--json")
-    assert [task["state"] for task in json.loads(output)["tasks"]] == [row.state for row in rows]
+    assert [task["state"] for task in json.loads(output)] == [row.state for row in rows]
 
 
 def test_a_local_job_counts_as_alive_while_its_lock_is_held(tmp_path):
@@ -265,27 +262,6 @@ def test_a_later_submission_replaces_jobs_of_the_same_results(tmp_path):
     save_submission(tmp_path, "local", 3)
     save_submission(tmp_path, "local", 2)
     assert [(len(row.submission.tasks), row.task.number) for row in rows_of(tmp_path)] == [(3, 2), (2, 0), (2, 1)]
-
-
-def test_remaining_time_is_that_of_the_same_protocol_for_other_checkpoints():
-    def row(checkpoint, state, minutes=0.0, results=()):
-        names = tuple(f"results/{checkpoint}/d/{protocol}.json" for protocol in "ab")
-        done = {names["ab".index(name)]: SimpleNamespace(seconds=seconds) for name, seconds in results}
-        begun = now() - timedelta(minutes=minutes)
-        return Row(
-            task=replace(task(0), results=names),
-            submission=Submission(cluster="local", date="", at_once=2, tasks=()),
-            state=state,
-            attempt=Attempt(stage="running", begun=begun) if minutes else None,
-            results=done,
-        )
-
-    finished, waiting = row("m", "finished", results=[("a", 60), ("b", 600)]), row("n", "waiting")
-    running = row("n", "running", minutes=3, results=[("a", 120)])
-    left = seconds_left([finished, waiting, running])
-    assert left[:2] == [0, 90 + 600] and left[2] == pytest.approx(600 - 60, abs=2)
-    assert total_left([finished, waiting, running], left) == 690  # two at once
-    assert seconds_left([waiting]) == [None] and total_left([waiting], [None]) is None
 
 
 def test_a_clock_that_was_set_back_makes_no_negative_duration():

@@ -161,8 +161,8 @@ def test_a_cancelled_job_stays_cancelled_until_it_is_submitted_again(node, expor
     job.wait_for_end()
     job.wait_for("free node", lambda: not node.client("squeue", "--noheader"))
     status = json.loads(bench("status", "--json", "--out", tmp_path).stdout)
-    assert [task["state"] for task in status["tasks"]] == ["stopped"]
-    assert "its state is saved" in status["tasks"][0]["reason"], status
+    assert [task["state"] for task in status] == ["stopped"]
+    assert "its state is saved" in status[0]["reason"], status
     job = submit(node, tmp_path, *words)
     job.wait_for_end()
     assert numbers_of(tmp_path) == undisturbed
