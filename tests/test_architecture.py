@@ -98,7 +98,6 @@ READS = {  # FILE FUNCTION CALL -> why it may read without them
     "bench/reports/leaderboard.py _repr_markdown_ read_text": OWN,
     "bench/published/values.py published_values open": PACKAGE,
     "bench/reports/page.py page_of read_text": PACKAGE,
-    "bench/reports/pictures.py record_in msgspec.json.decode": BOUNDED,
     "bench/results/record.py read_arrays np.load": OPENED,
     "bench/run/calibration.py free_memory read_text": KERNEL,
     "bench/reports/card.py _template read_text": PACKAGE,

@@ -20,7 +20,6 @@ from bench.reports.figures import (
     training_logs,
 )
 from bench.reports.leaderboard import Leaderboard, read_leaderboard
-from bench.reports.pictures import report_pictures
 from bench.results.record import end_text, time_unit
 from bench.statistics.significance import LETTERS
 from engine.printing import html_template, printable
@@ -32,14 +31,12 @@ def report_page(out: Path, published: bool = False, pictures: bool = True) -> st
     """The HTML report on all results in a folder.
 
     published: add rows with papers' numbers of the same protocols. pictures: add validation images that are on this
-    machine, and pictures that `bench visualize` drew of the same checkpoints into this folder.
+    machine.
     """
     leaderboard = read_leaderboard(out, published)
     report = read_contents(leaderboard, out)
-    names = {str(checkpoint["digest"]): str(checkpoint["name"]) for checkpoint in report.checkpoints}
-    saved_pictures = report_pictures(out, names) if pictures else None
     details = details_by_table(report, leaderboard.results, out / "cache", pictures)
-    return page_of(report, figures_of(report), details, saved_pictures)
+    return page_of(report, figures_of(report), details)
 
 
 def figures_of(report: ReportContents, logs: Mapping[str, TrainingLog] | None = None) -> dict[str, str]:
@@ -63,7 +60,6 @@ def page_of(
     report: ReportContents,
     figures: Mapping[str, str] | None = None,
     details: Mapping[str, Mapping[str, Any]] | None = None,
-    pictures: Mapping[str, Any] | None = None,
     *,
     title: str = "How good are these checkpoints?",
     texts: Mapping[str, Mapping[str, str]] | None = None,
@@ -75,7 +71,6 @@ def page_of(
         report: its contents.
         figures: heading -> SVG (`figures_of`).
         details: anchor of a table -> what is shown below it (`details_by_table`).
-        pictures: those of `bench visualize` (`report_pictures`).
         title: of the page.
         texts: checkpoint -> heading -> text that is shown with its facts.
         records: names of the records that a site was made from.
@@ -99,7 +94,6 @@ def page_of(
         details_by_table=details or {},
         figures=figures or {},
         notes={capitalized(name): note for name, note in NOTES.items()},
-        pictures=pictures or {"shown": (), "left_out": ()},
         title=title,
         texts=texts or {},
         records=records,

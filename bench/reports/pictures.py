@@ -1,29 +1,21 @@
-"""Pictures made of panels in rows and columns: drawn with matplotlib, and found again in a folder of results.
+"""Pictures made of panels in rows and columns, drawn with matplotlib.
 
 Maps are drawn in cividis, whose lightness rises evenly, for colour-blind readers and grey prints. Queries and boxes
-also differ in number or dashes, not only in colour. Lengths in the layout are in inches. A PNG contains a record as a
-text: its kind, its note and the digests of its checkpoints. So a report recognises a file that was moved or renamed.
+also differ in number or dashes, not only in colour. Lengths in the layout are in inches.
 """
 
-import base64
-import contextlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from pathlib import Path
 from textwrap import wrap
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from bench.reports.drawing import COLOURS, DASHES, figure_bytes
 from engine.printing import printable
-from imagesets.decoding import open_image, read_bytes
 
 Format = Literal["png", "svg"]
-RECORD = "bench visualize"  # key of the text in a PNG that describes the picture
 COLOUR_MAP = "cividis"  # Nunez, Anderton and Renslow 2018
 # Width of a cell; gap between cells; height of a line of text; width of a row's label; margin of the picture.
 CELL, GAP, LINE, LABEL, EDGE = 1.5, 0.08, 0.15, 0.25, 0.1
@@ -115,13 +107,9 @@ def arranged(name: str, images: Sequence[Panel], blocks: Sequence[tuple[str, Seq
     return Picture(name=name, rows=tuple(rows), headings=headings, note=note)
 
 
-def encoded(picture: Picture, file_format: Format, checkpoints: Mapping[str, str]) -> bytes:
-    """The bytes of a picture's file. checkpoints: digest -> name of each checkpoint in it, for a PNG's record."""
-    if file_format == "png":
-        record = json.dumps({"kind": picture.name, "note": picture.note, "checkpoints": checkpoints})
-        metadata = {RECORD: record}
-    else:
-        metadata = {"Title": printable(f"{picture.name}: {picture.note}")}  # for screen readers
+def encoded(picture: Picture, file_format: Format) -> bytes:
+    """The bytes of a picture's file, whose title a screen reader reads."""
+    metadata = {"Title": printable(f"{picture.name}: {picture.note}")}
     figure = picture_figure(picture)
     return figure_bytes(figure, file_format, metadata, fonts="none", dpi=DPI, facecolor="white")
 
@@ -218,83 +206,3 @@ def _draw_panel(figure: Any, panel: Panel, left: float, top: float, row_height: 
     axes.set_title(title, pad=72 * LINE / 4, **small)
     caption_top = row_height if drawn_height > NEARLY_FULL * row_height else drawn_height
     axes.set_xlabel(caption, labelpad=72 * (caption_top - drawn_height + LINE / 4), **small)
-
-
-FOLDERS_WITHOUT_PICTURES = ("cache", "exports", "removed", "results")  # in a folder of results
-PATTERNS = ("*.png", "*/*.png", "*/*/*.png")  # of pictures in a folder of results
-MAX_FILES = 500  # PNG files that are opened
-MAX_PAGE_BYTES = 16 << 20  # of the pictures of a page
-CSS_DPI = 96  # CSS pixels of an inch
-
-
-class PictureRecord(TypedDict):
-    """The description that `bench visualize` stores in a PNG."""
-
-    kind: str
-    note: str
-    checkpoints: dict[str, str]  # digest -> name
-
-
-def record_in(text: str) -> PictureRecord | None:
-    """The record in a text of a PNG; None for any other text."""
-    with contextlib.suppress(msgspec.DecodeError, RecursionError):
-        return msgspec.json.decode(text, type=PictureRecord)
-    return None
-
-
-def report_pictures(out: Path, names: Mapping[str, str]) -> dict[str, Any]:
-    """The pictures below a folder of results that show checkpoints of its report, or need none.
-
-    Args:
-        out: the folder.
-        names: digest -> name of each checkpoint of the report.
-
-    Returns:
-        shown: a dictionary for each picture (`shown_picture`). left_out: files beyond MAX_PAGE_BYTES.
-    """
-    paths = (path for pattern in PATTERNS for path in out.glob(pattern))
-    files = sorted(path for path in paths if path.relative_to(out).parts[0] not in FOLDERS_WITHOUT_PICTURES)
-    shown: list[dict[str, Any]] = []
-    left_out: list[str] = []
-    page_bytes, copies = 0, set[bytes]()
-    for path in files[:MAX_FILES]:
-        with contextlib.suppress(OSError, ValueError, SyntaxError):  # raised by Pillow for a damaged file
-            data = read_bytes(str(path))
-            picture = None if data in copies else shown_picture(data, path.relative_to(out).as_posix(), names)
-            if picture is None:
-                continue
-            copies.add(data)
-            page_bytes += len(picture["url"])
-            if page_bytes > MAX_PAGE_BYTES:
-                left_out.append(picture["file"])
-            else:
-                shown.append(picture)
-    return {"shown": shown, "left_out": left_out}
-
-
-def shown_picture(data: bytes, file: str, names: Mapping[str, str]) -> dict[str, Any] | None:
-    """A picture that `bench visualize` drew of checkpoints of the report; None for any other file.
-
-    Args:
-        data: the bytes of the file.
-        file: its path, as shown.
-        names: digest -> name of each checkpoint of the report.
-
-    Returns:
-        kind, note and checkpoints: of `PictureRecord`. of: names of the checkpoints. file: its path. url: a data: URL.
-        width: in CSS pixels, at which the picture has the size that it was drawn for.
-    """
-    image = open_image(data)
-    record = record_in(str(image.info.get(RECORD, "")))
-    if image.format != "PNG" or record is None:
-        return None
-    checkpoints = [
-        names[digest] if name == names[digest] else f"{names[digest]} (here {name})"
-        for digest, name in record["checkpoints"].items()
-        if digest in names
-    ]
-    if record["checkpoints"] and not checkpoints:
-        return None
-    dpi = float(image.info.get("dpi", (CSS_DPI,))[0]) or CSS_DPI
-    url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-    return {**record, "of": checkpoints, "file": file, "url": url, "width": round(image.width * CSS_DPI / dpi)}

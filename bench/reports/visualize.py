@@ -63,10 +63,9 @@ def draw_pictures(kind: Any, request: "PictureRequest", out: Path, formats: Sequ
     kind: from `chosen_kind`.
     """
     for picture in kind.pictures(request):
-        checkpoints = {viewer.export.digest: viewer.name for viewer in request.checkpoints}
         for file_format in formats:
             path = out / f"{picture.name}.{file_format}"
-            write_atomic(path, encoded(picture, file_format, checkpoints))
+            write_atomic(path, encoded(picture, file_format))
             yield path
 
 

@@ -413,7 +413,7 @@ def test_a_killed_process_of_a_job_is_named(toy_packages, exports, tmp_path):
     while not (out / "cache" / "waiting").exists():
         assert time.monotonic() < end and process.poll() is None, process.communicate()[0]
         time.sleep(0.1)
-    (victim,) = processes_with("RANK=1", f"--out={out}")
+    (victim,) = processes_with("RANK=1", str(out))
     os.kill(victim, signal.SIGKILL)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 1

@@ -6,10 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from made_results import made_checkpoint, save_result
-from PIL import Image
 from shown_results import result
 
-from bench.reports import pictures
 from bench.reports.details import (
     calibration_error,
     confusion,
@@ -23,7 +21,6 @@ from bench.reports.details import (
 from bench.reports.drawing import svg_of
 from bench.reports.figures import calibration_figure, lines_figure
 from bench.reports.page import report_page
-from bench.reports.pictures import Panel, PanelRow, Picture, encoded
 from bench.results.record import DataUsed
 from bench.results.store import comparable_results
 from imagesets.sets import open_set
@@ -90,22 +87,6 @@ def test_the_page_shows_neighbours_confusions_and_mistakes(board):
     assert "c1 0.0 points" in text and 'aria-label="accuracy against confidence"' in text
     assert text == report_page(board), "the same results give the same bytes"
     assert "Neighbours of some images" not in report_page(board, pictures=False)
-
-
-def test_saved_pictures_of_the_checkpoints_are_shown_once(board, monkeypatch):
-    """Those that `bench visualize` drew of them, in any folder of the results but the cache, with names and notes."""
-    panel, digest = Panel(values=np.zeros((2, 2), np.float32), size=(2, 2)), made_checkpoint("c1", 1).digest
-    picture = Picture(name="pca", rows=(PanelRow(panels=(panel,)),), note="A <note>.")
-    for folder, drawn_of in (("some/figures", digest), ("others", "0" * 64), ("cache", digest), ("copy", digest)):
-        (board / folder).mkdir(parents=True, exist_ok=True)
-        (board / folder / "pca.png").write_bytes(encoded(picture, "png", {drawn_of: "<mine>"}))
-    (board / "some" / "torn.png").write_bytes((board / "copy" / "pca.png").read_bytes()[:90])
-    Image.new("RGB", (2, 2)).save(board / "photo.png")
-    text = report_page(board)
-    assert "c1 (here &lt;mine&gt;)" in text and "A &lt;note&gt;." in text and text.count("data:image/png;base64,") == 1
-    assert ">copy/pca.png</span>" in text and not re.search("others/|cache/pca|torn|photo", text)
-    monkeypatch.setattr(pictures, "MAX_PAGE_BYTES", 1000)
-    assert "Left out to keep this page small: copy/pca.png" in report_page(board)
 
 
 def test_images_with_several_labels_have_no_confusions(board):
