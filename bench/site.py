@@ -1,12 +1,13 @@
-"""`bench site`: the report of one or several records, as a page for any web host.
+"""`bench site`: the report of each of one or several records, as pages for any web host.
 
-It is made from records alone, each of which is checked first, so that every number follows from a result file. Its
-anchors depend on names and digests only, so that they can be cited.
+They are made from records alone, each of which is checked first, so that every number follows from a result file. Two
+records never share a table: their budgets, images and trainings differ. Anchors depend on names and digests only, so
+that they can be cited.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bench.record import check_record, rerun_script
 from bench.reports.card import CardSubject, read_config
@@ -16,39 +17,57 @@ from bench.reports.leaderboard import leaderboard_of, with_ties
 from bench.reports.page import figures_of, page_of
 from bench.results.record import CheckpointUsed, read_result, result_files
 from bench.results.store import StoredResult
-from bench.statistics.significance import Key, PairedTestCache
+from bench.statistics.significance import PairedTestCache
 from checkpoints.export import CARD
 from engine.files import read_text, write_atomic
 
-MADE_BY = "Made by bench site"  # in the last sentence of the page (page.html)
+MADE_BY = "Made by bench site"  # in the last sentence of a page (page.html)
 
 
-def write_site(records: Sequence[Path], out: Path, title: str) -> Path:
-    """Write the page of records to index.html in `out`, and return its path.
+def write_site(records: Sequence[Path], out: Path, title: str = "", back: str = "") -> list[Path]:
+    """Write a page for each record into `out`, and return their paths: index.html for one record, else NAME.html.
 
-    ValueError for a record that does not agree with its results, and for an index.html that is no such page.
+    ValueError for a record that does not agree with its results, and for a file that is no such page.
+
+    title: of the pages; "" for that of the record's text (`about`). back: address of the page that links to these.
     """
-    path = out / "index.html"
-    if path.exists() and MADE_BY not in read_text(path):
-        raise ValueError(f"{path} is not a page of bench site: choose a new folder for --out")
+    names = [record.resolve().name for record in records]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two records are called {next(name for name in names if names.count(name) > 1)}: rename one")
+    pages = {
+        out / ("index.html" if len(records) == 1 else f"{name}.html"): record
+        for name, record in zip(names, records, strict=True)
+    }
+    for path in pages:
+        if path.exists() and MADE_BY not in read_text(path):
+            raise ValueError(f"{path} is not a page of bench site: choose a new folder for --out")
     for record in records:
         if differences := list(check_record(record)):
             raise ValueError(
                 f"{record}: {len(differences)} differences from what its results give, first: {differences[0]}; "
                 f"bench record --check {record} lists them"
             )
-    write_atomic(path, site_page(records, title))
-    return path
+    for path, record in pages.items():
+        write_atomic(path, site_page(record, title, back))
+    return list(pages)
 
 
-def site_page(records: Sequence[Path], title: str) -> str:
-    """The HTML of a site."""
-    results, record_of_checkpoint = merged_results(records)
+def about(record: Path) -> tuple[str, str]:
+    """Title and first paragraph of the text beside a record, RECORD.md, as plain text; the record's name without it."""
+    path = record.resolve().with_suffix(".md")
+    if not path.is_file():
+        return record.resolve().name, ""
+    title, paragraph, *_ = read_text(path).strip().split("\n\n")
+    return title.removeprefix("# "), re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", paragraph.replace("\n", " "))
+
+
+def site_page(record: Path, title: str = "", back: str = "") -> str:
+    """The HTML of a record's page."""
+    results = results_of(record)
     cache = PairedTestCache()  # every test is computed anew
     leaderboard = with_ties(leaderboard_of(stored.result for stored in results), results, cache)
     logs, texts = {}, {}
     for used, name in leaderboard.names.items():
-        record = record_of_checkpoint[used.key]
         own_results = [
             stored.result
             for stored in results
@@ -63,26 +82,21 @@ def site_page(records: Sequence[Path], title: str) -> str:
         if lines := training_log(record, used):
             logs[name] = lines
     report = contents(leaderboard, networks_of(leaderboard, cache))
-    names = [record.resolve().name for record in records]
-    return page_of(report, figures_of(report, logs), title=title, texts=texts, records=names)
+    own_title, introduction = about(record)
+    return page_of(
+        report,
+        figures_of(report, logs),
+        title=title or own_title,
+        introduction=introduction,
+        texts=texts,
+        record=record.resolve().name,
+        back=back,
+    )
 
 
-def merged_results(records: Sequence[Path]) -> tuple[list[StoredResult], dict[Key, Path]]:
-    """The results of all records, and the record that holds each checkpoint.
-
-    Of results with the same checkpoint, group and seed only the newest is returned.
-    """
-    newest: dict[tuple[Any, ...], StoredResult] = {}
-    record_of_checkpoint: dict[Key, Path] = {}
-    for record in records:
-        for path in result_files(record):
-            stored = StoredResult(path=path, result=read_result(path))
-            result = stored.result
-            record_of_checkpoint.setdefault(result.checkpoint.key, record)
-            identity = (result.checkpoint.key, result.group, result.seed, result.status)
-            if identity not in newest or newest[identity].result.date < result.date:
-                newest[identity] = stored
-    return list(newest.values()), record_of_checkpoint
+def results_of(record: Path) -> list[StoredResult]:
+    """All results of a record."""
+    return [StoredResult(path=path, result=read_result(path)) for path in result_files(record)]
 
 
 def training_log(record: Path, used: CheckpointUsed) -> TrainingLog:

@@ -55,7 +55,7 @@ def test_the_site_is_built_without_warnings(tmp_path, monkeypatch):
     assert all(f"methods/{key}.html" in pages for key in source_files("methods"))
     assert "83.7" in pages["methods/moca.html"] and "vit_b" in pages["methods/moca.html"]  # published, and a recipe
     assert '<span class="whole">linear_sgd@ibot_base_cached</span>' in pages["protocols.html"]
-    assert "neighbours" in pages["settings.html"]  # what a setting means, from the comment beside it
+    assert "neighbours" in pages["settings/knn.html"]  # what a setting means, from the comment beside it
     for name in ("evaluate_suite", "compare", "FeatureSet", "interval"):
         assert name in pages["api.html"]
     assert "low and high end, in <code>unit</code>" in pages["api.html"]

@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import product
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from bench.statistics.matching import match_results, paired_test
 from bench.statistics.paired import PairedTest, holm, paired_t
 from engine.errors import on_command_line
 from engine.printing import markdown_table, say
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 METHODS = [  # in the order in which they are trained
     *("extrema", "moca", "lut", "mst", "mae", "dino", "ibot", "lejepa", "dinov2", "byol", "mocov3", "simmim"),
@@ -329,21 +332,21 @@ class Record:
         rows = [[name, *(self.cell(name, *column) for column in columns)] for name in self.names]
         return "\n".join(markdown_table([["", *(header for header, _, _ in columns)], *rows], "---:"))
 
-    def draw(self, path: Path) -> None:
-        """Save a picture of the accuracies of TESTED with their intervals: a row for each trained network; open circles
-        are its initial weights, and the band is raw pixels."""
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
+    def figure(self, marked: str = "") -> "Figure":
+        """The accuracies of TESTED with their intervals: a row for each trained network; open circles are its initial
+        weights, and the band is raw pixels. The row of the network `marked` is shaded."""
+        from matplotlib.figure import Figure
 
         networks = [name for name in self.names if name in self.networks][::-1]  # the best at the top
-        figure, axes = pyplot.subplots(1, len(TESTED), figsize=(9.5, 5.2), sharey=True, layout="constrained")
-        for axis, (header, protocol, metric) in zip(axes, TESTED, strict=True):
+        figure = Figure(figsize=(9.5, 5.2), layout="constrained")
+        panels = figure.subplots(1, len(TESTED), sharey=True)
+        for axis, (header, protocol, metric) in zip(panels, TESTED, strict=True):
             pixels = self.number(PIXELS, protocol, metric)
             if pixels and pixels.interval and header != "linear":  # which overfits raw pixels
                 axis.axvspan(*pixels.interval, color="0.9", label="raw pixels")
             for row, name in enumerate(networks):
+                if name == marked:
+                    axis.axhspan(row - 0.5, row + 0.5, color="#0072b2", alpha=0.2)
                 start = self.number(self.networks[name], protocol, metric)
                 trained = self.number(name, protocol, metric)
                 if start:
@@ -355,10 +358,11 @@ class Record:
             axis.set_yticks(range(len(networks)), networks)
             axis.grid(axis="x", color="0.9")
             axis.set_axisbelow(True)
-        entries = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+        entries = {
+            label: line for axis in panels for line, label in zip(*axis.get_legend_handles_labels(), strict=True)
+        }
         figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=3, frameon=False)
-        figure.savefig(path, dpi=150)
-        pyplot.close(figure)
+        return figure
 
     def linear(self, name: str) -> float:
         number = self.number(name, *TESTED[2][1:])
@@ -460,7 +464,7 @@ def main() -> None:
         return
     if arguments.figure:
         folder, path = arguments.figure
-        Record(folder=folder).draw(path)
+        Record(folder=folder).figure().savefig(path, dpi=150)
         return
     if not (arguments.images and arguments.out):
         parser.error("--images and --out are needed")

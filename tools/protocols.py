@@ -60,7 +60,11 @@ def update_record(root: Path, now: Versions) -> list[str]:
 
 def update_page(root: Path, tasks: Mapping[str, ModuleType]) -> bool:
     """Write docs/protocols.md; returns whether it changed."""
-    sections = [*_suites(tasks), *(line for key, module in tasks.items() for line in _task(key, module))]
+    sections = [
+        *_index(tasks),
+        *_suites(tasks),
+        *(line for key, module in tasks.items() for line in _task(key, module)),
+    ]
     return _write(root / PAGE, "\n".join([INTRODUCTION, *sections]))
 
 
@@ -113,6 +117,17 @@ Where a source chooses epochs or heads on the validation images, `NAME_paper` is
 
 `python -m tools.protocols` writes this page from the code: do not edit it by hand.
 """
+
+
+def _index(tasks: Mapping[str, ModuleType]) -> Iterator[str]:
+    """A row for each task: what it measures, on what images, and in how many protocols."""
+    yield from ("| task | measures | images | protocols |", "|---|---|---|---|")
+    for key, module in tasks.items():
+        layouts = dict.fromkeys(protocol.task.LAYOUT for protocol in module.PROTOCOLS.values())
+        images = ", ".join(f"`{layout}:`" for layout in layouts if layout) or "an image set"
+        measures = str(module.__doc__).strip().partition("\n\n")[0].replace("\n", " ")
+        yield _row(f"[{key}](#{key})", measures, images, len(module.PROTOCOLS))
+    yield ""
 
 
 def _suites(tasks: Mapping[str, ModuleType]) -> Iterator[str]:

@@ -30,13 +30,13 @@ from bench.record import bibtex_entries, cited
 from bench.reports.drawing import svg_of
 from bench.reports.figures import training_figure
 from bench.reports.leaderboard import Leaderboard, cell_text, leaderboard_of
-from bench.results.record import CheckpointUsed
 from bench.settings import meanings, setting_text
-from bench.site import merged_results, training_log, write_site
+from bench.site import about, results_of, training_log, write_site
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY
 from engine.extensions import load_extensions
 from pretrain.recipe import Recipe
+from tools.board import Record, companion_file
 
 GENERATED = "This page is made from the code.\n"
 ROOT = Path(__file__).parents[1]
@@ -46,13 +46,16 @@ BOARDS = "boards"  # folder of the site with the pages of records, if there are 
 
 def reference_pages() -> dict[str, str]:
     """Path in the site -> Markdown of each generated page."""
+    methods = load_extensions("methods")
+    tasks = load_extensions("probes") | load_extensions("downstream")
     return {
-        "recipes.md": "\n".join(recipes_page(load_extensions("methods"))),
-        **method_pages(load_extensions("methods")),
+        "index.md": home_page(),
+        "recipes.md": "\n".join(recipes_page(methods)),
+        **method_pages(methods),
         "importers.md": "\n".join(importers_page(load_extensions("importers"))),
         "imagesets.md": "\n".join(image_sets_page(load_extensions("imagesets"), load_extensions("layouts"))),
-        "settings.md": "\n".join(settings_page()),
-        "board.md": "\n".join(board_page()),
+        "settings.md": "\n".join(settings_page(tasks)),
+        **{f"settings/{key}.md": "\n".join(task_settings_page(key, module)) for key, module in tasks.items()},
     }
 
 
@@ -62,16 +65,56 @@ def records() -> list[Path]:
     return sorted(folder for folder in folders if not folder.name.endswith("-seeds"))
 
 
-def board_page() -> Iterator[str]:
-    """The page that links to the boards."""
-    yield "# Boards\n"
-    if records():
-        names = ", ".join(f"`records/{record.name}`" for record in records())
-        yield f'<a href="{BOARDS}/index.html">Overview, checkpoints and protocols</a> of {names}. Each number follows'
-        yield "from a result file; the build of this site checks the records as `bench record --check` does.\n"
-    else:
-        yield "No record lies in `records/` yet.\n"
-    yield "[Contribute a row](sharing.md#contribute-a-row) says how a checkpoint comes onto them."
+def board() -> Record | None:
+    """The board whose figure the pages show: that of the largest budget, None if there is none."""
+    boards = [Record(folder=folder) for folder in records() if companion_file(folder, "json").is_file()]
+    return max(boards, key=lambda record: float(record.about["tflop"]), default=None)
+
+
+CARDS = """
+<div class="grid cards" markdown>
+
+- **Evaluate a checkpoint**
+
+    A published one, your own, or any `nn.Module`: k-NN, probes, fine-tuning, dense tasks.
+
+    [Tutorial](tutorial.md) &middot; [Image sets](data.md) &middot; [Protocols](protocols.md)
+
+- **Pretrain**
+
+    24 methods with the recipes of their papers, on a laptop or a cluster.
+
+    [Pretraining](pretraining.md) &middot; [Methods](recipes.md) &middot; [Costs](scale.md)
+
+- **Share numbers that others can check**
+
+    Leaderboards with paired tests, model cards, records.
+
+    [Reading a leaderboard](reading-a-leaderboard.md) &middot; [Boards](boards.md) &middot; [Sharing](sharing.md)
+
+</div>
+"""
+
+
+def home_page() -> str:
+    """README's opening with a figure drawn from a record in place of its picture, and three ways on."""
+    opening = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    paragraphs = []
+    for paragraph in opening.split("\n\n"):
+        if paragraph.startswith("!["):
+            picture, _, caption = paragraph.partition("\n")
+            paragraphs += [board_figure(board()) or picture, caption]
+        elif not paragraph.startswith("[!["):
+            paragraphs.append(paragraph)
+    return with_site_links("docs/index.md", "\n\n".join([*paragraphs, CARDS]), at="README.md")
+
+
+def board_figure(record: Record | None, method: str = "") -> str:
+    """The figure of a board as HTML, with a method's row shaded; "" without a board, or without this method on it."""
+    if record is None or (method and method not in record.networks):
+        return ""
+    svg = svg_of(record.figure(method), f"accuracies of small ViTs, {about(record.folder)[0]}")
+    return f'<div class="paper">{" ".join(svg.split())}</div>'
 
 
 def recipes_page(methods: Mapping[str, ModuleType]) -> Iterator[str]:
@@ -85,26 +128,19 @@ def recipes_page(methods: Mapping[str, ModuleType]) -> Iterator[str]:
 
 
 def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
-    """Path in the site -> page of each method: its recipes, and numbers of its trainings, measured and published."""
-    results, record_of_checkpoint = merged_results(records())
-    board = leaderboard_of(stored.result for stored in results)
-    pages = {}
+    """Path in the site -> page of each method: a command, its recipes, and its numbers, measured and published."""
+    pages, shown = {}, board()
+    boards = {record: leaderboard_of(stored.result for stored in results_of(record)) for record in records()}
     for key, module in methods.items():
         papers = [f"Paper: {paper_link(bibtex_entries()[paper][0])}\n" for paper in cited([key])]
-        lines = [f"# {key}\n\n{docstring_in(module)}\n", *papers]
-        lines.append(f"`bench list {key}` shows all values; {SETTINGS}.\n")
+        first = next(iter(module.RECIPES))
+        lines = [f"# {method_title(module)}\n\n{docstring_in(module)}\n", *papers]
+        lines.append(f"```\nbench pretrain {key} --recipe {first} --images imagenet:/data --out runs/{key}\n```\n")
+        lines.append(f"`bench list {key}` shows all values of a recipe; `--set` changes the settings below.\n")
         rows = ((f"`{name}`", recipe_summary(recipe), recipe.source) for name, recipe in module.RECIPES.items())
         lines += markdown_rows(("recipe", "what it takes", "source"), rows)
-        trained = [used for used in board.rows if used.method == key]
-        if trained:
-            lines.append(
-                f'## Measured here\n\nOn the <a href="../{BOARDS}/index.html">boards</a>, with 95 % intervals.\n'
-            )
-            names = {used: f"{used.name}, {record_of_checkpoint[used.key].name}" for used in trained}
-            lines += measured_rows(board, names)
-            logs = {names[used]: log for used in trained if (log := training_log(record_of_checkpoint[used.key], used))}
-            if svg := svg_of(training_figure(logs), f"curves of {key}"):
-                lines.append(f"<div>{' '.join(svg.split())}</div>\n")
+        lines += measured_section(key, boards)
+        lines += [f"{figure}\n"] if (figure := board_figure(shown, key)) else []
         published = [
             value
             for value in published_values()
@@ -117,8 +153,43 @@ def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
                 for value in published
             )
             lines += markdown_rows(("what", "number", "what measures it here", "source"), numbers)
-        pages[f"methods/{key}.md"] = "\n".join(lines).replace("](settings.md)", "](../settings.md)")
+        lines.append("## Settings\n")
+        recipe = module.RECIPES[first]
+        choices = {path.removeprefix("settings."): text for path, text in choices_of(recipe).items()}
+        lines += settings_table(type(recipe.settings), choices)
+        lines.append("Those of every recipe and of the encoder: [settings](../settings.md#of-pretraining).")
+        pages[f"methods/{key}.md"] = "\n".join(lines)
     return pages
+
+
+def method_title(module: ModuleType) -> str:
+    """The name of a method, with which the docstring of its file begins: `MAE (He et al. 2022): ...`."""
+    return re.split(r"[,:] | \(", first_paragraph(module))[0]
+
+
+def measured_section(method: str, boards: Mapping[Path, Leaderboard]) -> Iterator[str]:
+    """The numbers and curves of a method's trainings on each record. boards: record -> its leaderboard."""
+    for record, board in boards.items():
+        trained = [used for used in board.rows if used.method == method]
+        if not trained:
+            continue
+        yield f'## Measured: {about(record)[0]}\n\nOn <a href="../{board_file(record)}">its page</a> beside the others.'
+        yield "95 % intervals are over validation images.\n"
+        rows = []
+        for group, (metric, *_) in board.groups.items():
+            cells = [board.rows[used].get((group, metric)) for used in trained]
+            if any(cells):
+                texts = [cell_text(cell).replace(", ", ",&nbsp;") for cell in cells]  # no line break within an interval
+                rows.append((f"`{group}`", metric, *texts))
+        yield from markdown_rows(("protocol", "metric", *(used.name for used in trained)), rows)
+        logs = {used.name: log for used in trained if (log := training_log(record, used))}
+        if svg := svg_of(training_figure(logs), f"curves of {method}"):
+            yield f"<div>{' '.join(svg.split())}</div>\n"
+
+
+def board_file(record: Path) -> str:
+    """Path in the site of a record's page."""
+    return f"{BOARDS}/{'index' if len(records()) == 1 else record.name}.html"
 
 
 def paper_link(entry: str) -> str:
@@ -127,20 +198,6 @@ def paper_link(entry: str) -> str:
     fields = {name: re.sub(r"[{}]", "", value) for name, value in pairs}
     title = f"[{fields['title']}](https://arxiv.org/abs/{fields['eprint']})" if "eprint" in fields else fields["title"]
     return f"{title}, {fields.get('booktitle') or fields.get('journal') or 'preprint'} {fields['year']}"
-
-
-def measured_rows(board: Leaderboard, names: Mapping[CheckpointUsed, str]) -> Iterator[str]:
-    """A table of main metrics: a row for each protocol, a column for each checkpoint. names: heads of the columns."""
-    rows = []
-    for group, (metric, *_) in board.groups.items():
-        cells = [board.rows[used].get((group, metric)) for used in names]
-        if any(cells):
-            texts = [cell_text(cell).replace(", ", ",&nbsp;") for cell in cells]  # no line break within an interval
-            rows.append((f"`{group}`", metric, *texts))
-    yield from markdown_rows(("protocol", "metric", *names.values()), rows)
-
-
-SETTINGS = "[settings](settings.md) lists what `--set` changes"
 
 
 def importers_page(importers: Mapping[str, ModuleType]) -> Iterator[str]:
@@ -172,26 +229,25 @@ def image_sets_page(sets: Mapping[str, ModuleType], layouts: Mapping[str, Module
         yield f"### {key}:ROOT\n\n{docstring_in(module)}\n"
 
 
-def settings_page() -> Iterator[str]:
-    """All settings of tasks, methods, recipes and the encoder, with defaults and meanings."""
+def settings_page(tasks: Mapping[str, ModuleType]) -> Iterator[str]:
+    """Links to the settings of each task and method; the settings of every recipe, and of the encoder."""
     yield f"# Settings\n\n`--set` changes them, and results are marked. {GENERATED}"
     yield "`bench list NAME` shows the values of a protocol, or of the recipes of a method.\n"
     yield "## Of evaluations\n\n`bench run --set TASK.NAME=VALUE`.\n"
-    for module in (load_extensions("probes") | load_extensions("downstream")).values():
-        tasks = {type(protocol.task): protocol.task for protocol in module.PROTOCOLS.values()}
-        for task in tasks.values():
-            yield f"### {module.__name__.rpartition('.')[2]}\n\n{literal(first_paragraph(module))}\n"
-            yield from settings_table(type(task), choices_of(task))
-    yield "## Of pretraining\n\n`bench pretrain METHOD --set NAME=VALUE`.\n"
+    rows = ((f"[{key}](settings/{key}.md)", first_paragraph(module)) for key, module in tasks.items())
+    yield from markdown_rows(("task", "what it measures"), rows)
+    yield "## Of pretraining\n\n`bench pretrain METHOD --set NAME=VALUE`; [methods](recipes.md) have their own.\n"
     yield "### Every recipe\n"
     yield from settings_table(Recipe, {})
     yield "### The encoder\n"
     yield from settings_table(ViTSpec, {})
-    for key, module in load_extensions("methods").items():
-        recipe = next(iter(module.RECIPES.values()))
-        choices = {path.removeprefix("settings."): text for path, text in choices_of(recipe).items()}
-        yield f"### {key}\n\n{literal(first_paragraph(module))}\n"
-        yield from settings_table(type(recipe.settings), choices)
+
+
+def task_settings_page(key: str, module: ModuleType) -> Iterator[str]:
+    """The settings of a task; of several, if protocols of its file have different classes."""
+    yield f"# Settings of {key}\n\n{literal(first_paragraph(module))} Its [protocols](../protocols.md#{key}).\n"
+    for task in {type(protocol.task): protocol.task for protocol in module.PROTOCOLS.values()}.values():
+        yield from settings_table(type(task), choices_of(task))
 
 
 def settings_table(kind: type, choices: Mapping[str, str]) -> Iterator[str]:
@@ -262,6 +318,19 @@ LANGUAGES = {
 }  # of files that get a page; others are copied
 
 
+def on_config(config: MkDocsConfig) -> None:
+    """Hook of mkdocs: put the pages of methods and of settings below their overviews in the navigation."""
+    methods = {method_title(module): f"methods/{key}.md" for key, module in load_extensions("methods").items()}
+    tasks = {key: f"settings/{key}.md" for key in load_extensions("probes") | load_extensions("downstream")}
+    below = {"recipes.md": methods, "settings.md": tasks}
+    for section in (pages for entry in config.nav or () for pages in entry.values() if isinstance(pages, list)):
+        for number, entry in enumerate(section):
+            ((title, page),) = entry.items() if isinstance(entry, dict) else (("", entry),)
+            if page in below:
+                inside = sorted(below[page].items(), key=lambda item: item[0].lower())
+                section[number] = {title: [page, *({name: path} for name, path in inside)]}
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Hook of mkdocs: add the pages that are not files of docs/."""
     for uri, text in reference_pages().items():
@@ -288,7 +357,7 @@ def on_post_build(config: MkDocsConfig) -> None:
     """Hook of mkdocs: add the boards of the records. PluginError for a record that does not agree with its results."""
     if records():
         try:
-            write_site(records(), Path(config.site_dir) / BOARDS, "Boards")
+            write_site(records(), Path(config.site_dir) / BOARDS, back="../boards.html")
         except ValueError as error:
             raise PluginError(str(error)) from error
 
@@ -302,8 +371,19 @@ def notebook_page() -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Hook of mkdocs: point links to files outside of docs/ to the pages of the site with these files."""
+    """Hook of mkdocs: point links outside of docs/ to pages of the site; link boards; hide the log from searches."""
+    if page.file.src_uri == "log.md":
+        page.meta["search"] = {"exclude": True}
+    if page.file.src_uri == "boards.md":
+        markdown = markdown.replace("\n## ", "\n" + "\n".join(board_links()) + "\n\n## ", 1)
     return with_site_links(f"docs/{page.file.src_uri}", markdown, at=f"docs/{page.file.src_uri}")
+
+
+def board_links() -> Iterator[str]:
+    """A list of the pages of records, each with what it is."""
+    for record in records():
+        title, introduction = about(record)
+        yield f'- <a href="{board_file(record)}">{literal(title)}</a>: {literal(introduction)}'
 
 
 CELL = re.compile(r"<td>.*?</td>", re.DOTALL)

@@ -1,4 +1,4 @@
-"""Write the page of one or several records for any web host: tables, figures, checkpoints and their commands."""
+"""Write a page of each record for any web host: tables, figures, checkpoints and their commands."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,9 +7,10 @@ from bench.options import CommandOptions, Positional
 
 EPILOG = """examples:
   bench site records/mine --out public
-  bench site records/*/ --title "Our ViTs" --out public
+  bench site records/*/ --out public                    a page each: two records never share a table
 
-Each record is checked first (bench record --check). The page makes no network requests, and also opens from disk.
+Each record is checked first (bench record --check). A page makes no network requests, and also opens from disk. The
+text beside a record, RECORD.md, opens its page.
 """
 
 
@@ -18,16 +19,16 @@ class Options(CommandOptions):
     """Options of `bench site`."""
 
     records: Positional[tuple[Path, ...]]  # RECORD: folder that `bench record` wrote
-    out: Path  # DIR: where index.html is written; an older one is replaced
-    title: str = "How good are these checkpoints?"  # title of the page
+    out: Path  # DIR: where index.html, or NAME.html for each of several records, is written; older ones are replaced
+    title: str = ""  # title of the pages (that of RECORD.md, or the record's name)
 
 
 def run(options: Options) -> int:
-    """0: the page is written."""
+    """0: the pages are written."""
     from bench.site import write_site
     from engine.optional import require
     from engine.printing import say
 
     require("matplotlib")
-    say(f"written: {write_site(options.records, options.out, options.title)}")
+    say(*(f"written: {path}" for path in write_site(options.records, options.out, options.title)))
     return 0

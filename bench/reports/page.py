@@ -63,7 +63,9 @@ def page_of(
     *,
     title: str = "How good are these checkpoints?",
     texts: Mapping[str, Mapping[str, str]] | None = None,
-    records: Sequence[str] = (),
+    introduction: str = "",
+    record: str = "",
+    back: str = "",
 ) -> str:
     """The HTML of a report.
 
@@ -73,7 +75,9 @@ def page_of(
         details: anchor of a table -> what is shown below it (`details_by_table`).
         title: of the page.
         texts: checkpoint -> heading -> text that is shown with its facts.
-        records: names of the records that a site was made from.
+        introduction: a paragraph below the title.
+        record: name of the record that the page was made from.
+        back: address of the page that links here.
     """
     from markupsafe import Markup
 
@@ -96,7 +100,9 @@ def page_of(
         notes={capitalized(name): note for name, note in NOTES.items()},
         title=title,
         texts=texts or {},
-        records=records,
+        introduction=introduction,
+        record=record,
+        back=back,
     )
 
 

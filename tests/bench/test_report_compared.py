@@ -22,7 +22,7 @@ from bench.reports.leaderboard import read_leaderboard, write_leaderboard
 from bench.reports.page import letter_ranges, page_of
 from bench.reports.ranks import mean_ranks, spearman
 from bench.results.record import ProtocolUsed
-from bench.site import merged_results, site_page
+from bench.site import site_page, write_site
 from bench.statistics.compare import compare
 from bench.statistics.intervals import LEVEL
 from bench.statistics.paired import holm
@@ -161,14 +161,20 @@ def test_the_site_of_a_record_has_no_broken_links_and_makes_no_requests(record, 
     anchors = {f"#{value}" for name, value in elements.attributes if name == "id"}
     assert links <= anchors and len([link for link in links if re.fullmatch(r"#\S+-[0-9a-f]{8}", link)]) == 5 + 2
     assert text.count("bench run --checkpoint") >= 5 and "near@x" in text
-    assert site_page([record], "Our <ViTs>") == text
+    assert site_page(record, "Our <ViTs>") == text
 
 
-def test_two_records_make_one_site_with_the_newest_result_of_each_number(compared, record, tmp_path):
+def test_each_record_has_a_page_of_its_own(compared, record, tmp_path):
+    """Named after it, with the title and first paragraph of the text beside it, and a way back."""
     second = tmp_path / "again"
     write_record(compared, second, Publication())
-    assert site_page([record, second], "t").count("<section") == site_page([record], "t").count("<section")
-    assert len(merged_results([record, second])[0]) == len(merged_results([record])[0])
+    second.with_suffix(".md").write_text("# Other ViTs\n\nAs in [the text](text.md),\nagain.\n\nMore.\n")
+    mine, again = write_site([record, second], tmp_path / "site", back="../boards.html")
+    assert (mine.name, again.name) == ("mine.html", "again.html")
+    assert "<h1>mine</h1>" in mine.read_text() and "<h1>Other ViTs</h1>" in again.read_text()
+    assert "<p>As in the text, again.</p>" in again.read_text() and 'href="../boards.html"' in again.read_text()
+    with pytest.raises(ValueError, match="rename"):
+        write_site([record, record], tmp_path / "site")
 
 
 def test_a_changed_record_or_a_foreign_folder_is_refused(record, refused, tmp_path):
@@ -190,12 +196,12 @@ def test_the_documentation_shows_the_numbers_of_records(record, monkeypatch, tmp
 
     monkeypatch.setattr(site, "RECORDS", tmp_path / "records")
     without = site.reference_pages()
-    assert "## Measured" not in without["methods/mae.md"] and "href" not in without["board.md"]
+    assert "## Measured" not in without["methods/mae.md"] and site.board_figure(site.board()) == ""
     mine = tmp_path / "records" / "mine"
     shutil.copytree(record, mine)
     site.on_post_build(SimpleNamespace(site_dir=tmp_path / "site"))
     pages = site.reference_pages()
-    links = re.findall(r'href="(?:\.\./)?([^"]*)"', pages["methods/mae.md"] + pages["board.md"])
+    links = re.findall(r'href="(?:\.\./)?([^"]*)"', pages["methods/mae.md"] + "".join(site.board_links()))
     assert len(links) == 2 and all((tmp_path / "site" / link).is_file() for link in links)
     leaderboard = {line["name"]: line for line in csv.DictReader((mine / "leaderboard.csv").read_text().splitlines())}
     for protocol in ("near@x", "linear@x"):
