@@ -485,7 +485,7 @@ def scatter(out: str | Path = OUT, *, width: float = 6.75) -> "dict[str, Figure]
 
 def method(
     name: str,
-    recipe: str,
+    recipe: str | None = None,
     *,
     settings: Mapping[str, Any] | None = None,
     init: str | Path | None = None,
@@ -495,7 +495,7 @@ def method(
 
     Args:
         name: Name of the method, such as "mae" (`bench list methods`).
-        recipe: One of its recipes, which defines the encoder and the settings.
+        recipe: One of its recipes, which defines the encoder and the settings; with `init`, None adapts one to it.
         settings: Changes of the method or its encoder, such as {"mask_ratio": 0.6}.
         init: A checkpoint that the encoder starts from, as for `bench pretrain --init`.
         seed: Seed of the random initial weights.
@@ -514,11 +514,12 @@ def method(
         >>> mae([Image.new("RGB", (32, 32), "red"), Image.new("RGB", (32, 32), "blue")]).loss.backward()
     """
     check(method=name, recipe=recipe, settings=settings, seed=seed)
-    from bench.pretraining.recipes import choose_recipe
-    from bench.pretraining.run import with_initial_weights
+    from bench.options import PretrainOptions
+    from bench.pretraining.run import recipe_of
     from pretrain.loop.trainer import build
 
-    chosen = with_initial_weights(choose_recipe(name, recipe, changes_of(settings)), str(init) if init else None)
+    start, changes = str(init) if init else None, changes_of(settings)
+    chosen = recipe_of(PretrainOptions(method=name, recipe=recipe, images="", out=OUT, set=changes, init=start))
     module = build(chosen.module, chosen.recipe, seed)
     if chosen.init:
         chosen.init.load_into(module)
@@ -527,13 +528,13 @@ def method(
 
 def pretrain(
     method: str,
-    recipe: str,
+    recipe: str | None,
     images: str,
     out: str | Path,
     *,
     settings: Mapping[str, Any] | None = None,
     init: str | Path | None = None,
-    freeze_first_epochs: int = 0,
+    freeze_first_epochs: int | None = None,
     resume: bool = False,
     seed: int = 0,
     shuffle_window: int = 0,
@@ -547,14 +548,15 @@ def pretrain(
 ) -> "ViTExport":
     """Pretrain an encoder with a method's recipe in the folder `out`, as `bench pretrain` does; returns the encoder.
 
-    recipe: one of the method's (`bench list methods --recipes`). images: a URL. settings: changes of recipe, method or
-    encoder, such as {"epochs": 100, "schedule.warmup": 5}. init: a checkpoint that the encoder starts from, as for
-    `bench pretrain --init`; freeze_first_epochs: number of epochs in which only the other parameters train. resume:
-    continue the training in `out`, or start it. shuffle_window: shards of `wds:` or `parquet:` whose images are
-    shuffled together (0: all). export_every: epochs between two exports. knn_every, health_every: epochs between two
-    lines of the log with the k-NN accuracy on `knn_data` (default: `images`), or with ranks and spread of the features
-    of `health_data` (default: `images`). options: `batch_size` limits the images of a process in a forward pass; the
-    recipe's batch is accumulated. `out`/start is the encoder before the first update, `out`/log.jsonl the log.
+    recipe: one of the method's (`bench list methods --recipes`), or, with `init`, None to adapt one to it. images: a
+    URL. settings: changes of recipe, method or encoder, such as {"epochs": 100, "schedule.warmup": 5}. init: a
+    checkpoint that the encoder starts from, as for `bench pretrain --init`; freeze_first_epochs: number of epochs in
+    which only the other parameters train. resume: continue the training in `out`, or start it. shuffle_window: shards
+    of `wds:` or `parquet:` whose images are shuffled together (0: all). export_every: epochs between two exports.
+    knn_every, health_every: epochs between two lines of the log with the k-NN accuracy on `knn_data` (default:
+    `images`), or with ranks and spread of the features of `health_data` (default: `images`). options: `batch_size`
+    limits the images of a process in a forward pass; the recipe's batch is accumulated. `out`/start is the encoder
+    before the first update, `out`/log.jsonl the log.
 
     ValueError for a recipe that does not fit, a folder that holds another training, and a loss that is not finite;
     engine.training.interruptions.Stopped if a signal stopped it, with its state saved.

@@ -81,9 +81,10 @@ def options_from(arguments: Any, kind: type[T], **overrides: Any) -> T:
     return kind(**{name: getattr(arguments, name) for name in names} | overrides)
 
 
-def argv_of(name: str, options: "ClusterOptions") -> list[str]:
-    """The arguments of `bench` for a command with these options, without defaults and options of `--cluster`."""
-    hints, of_cluster = annotations(type(options)), [entry.name for entry in fields(ClusterOptions)]  # type: ignore[arg-type]
+def argv_of(name: str, options: "ClusterOptions", on_cluster: bool = False) -> list[str]:
+    """The arguments of `bench` for a command with these options, without defaults and, by default, `--cluster`'s."""
+    hints = annotations(type(options))  # type: ignore[arg-type]
+    of_cluster = [] if on_cluster else [entry.name for entry in fields(ClusterOptions)]
     positional: list[str] = [name]
     words: dict[str, Any] = {}
     for entry in fields(options):
@@ -197,14 +198,16 @@ class PretrainOptions(NetworkOptions, ClusterOptions):
     """The options of `bench pretrain`: what is trained, and how."""
 
     method: Positional[str]  # such as mae
-    recipe: str | None = None  # R: one of the method's recipes, as listed by bench list METHOD
+    # R: one of the method's recipes, as listed by bench list METHOD (with --init: the nearest in size, adapted)
+    recipe: str | None = None
     images: str  # URL: images:PATH, any folder of images; the training images of folder:PATH, imagenet:ROOT, ...
     out: Path  # DIR: a folder for this run only
     # FIELD=VALUE: change recipe, method or encoder, such as epochs=100 schedule.warmup=5 mask_ratio=0.6
     set: tuple[str, ...] = ()
     # CHECKPOINT: start the encoder from these weights: a training's folder, an export, timm:NAME, a file, ...
     init: str | None = None
-    freeze_first_epochs: NonNegativeInt = 0  # N: with --init: train only the other parameters for N epochs (0)
+    # N: with --init: train only the other parameters for N epochs (0; without --recipe 1 from 10 epochs on)
+    freeze_first_epochs: NonNegativeInt | None = None
     resume: bool = False  # continue the run in --out, or start it if there is none
     dry_run: bool = False  # print the recipe and its sizes, and do nothing
     seed: NonNegativeInt = 0  # N: seed of everything random (0)

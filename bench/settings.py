@@ -55,14 +55,14 @@ def changed(value: Any, changes: Mapping[str, str], whose: str = "") -> Any:
             values[name] = _alternative(getattr(value, name), name, changes, kinds)
     for path, change in changes.items():
         if path.partition(".")[0] not in values:
-            values[path] = _value(change, path, hints)
+            values[path] = setting_value(change, path, hints)
     try:
         return replaced(value, values)
     except ValueError as error:
         raise UserError("settings", f"{whose}{error}") from error
 
 
-def _value(change: str, path: str, hints: Mapping[str, Any], whose: str = "") -> Any:
+def setting_value(change: str, path: str, hints: Mapping[str, Any], whose: str = "") -> Any:
     """The new value of the setting at `path`. ValueError for an unknown setting, or a text that is no value of it."""
     if path not in hints:
         raise UserError("settings", f"{whose}no setting {path!r}{did_you_mean(path, list(hints))}", change)
@@ -87,7 +87,7 @@ def _alternative(old: Any, name: str, changes: Mapping[str, str], kinds: Mapping
     hints = {field.name: annotations(kind)[field.name] for field in fields}
     values = {field.name: getattr(old, field.name) for field in fields if hasattr(old, field.name)}
     parts = {path.partition(".")[2]: change for path, change in changes.items() if path.startswith(f"{name}.")}
-    values |= {part: _value(change, part, hints, f"{kind.__name__} has ") for part, change in parts.items()}
+    values |= {part: setting_value(change, part, hints, f"{kind.__name__} has ") for part, change in parts.items()}
     required = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
     if missing := [f"{name}.{part}" for part in required if part not in values]:
         raise UserError("settings", f"set {', '.join(missing)} as well", changes[name])

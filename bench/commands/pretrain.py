@@ -8,7 +8,7 @@ from engine.errors import UserError
 EPILOG = """examples:
   bench pretrain mae --recipe smoke --images digits: --out runs/mae --dry-run
   bench pretrain mae --recipe vit_b --images imagenet:/data/ILSVRC --out runs/mae --micro-batch 128 --resume
-  bench pretrain dino --recipe vit_b --init timm:vit_base_patch16_224.dino --images images:/data/photos --out runs/on
+  bench pretrain dino --init timm:vit_base_patch16_224.dino --images images:/data/photos --out runs/on
   bench pretrain mae --recipe 32px --images images:/data/photos --out runs/photos --set epochs=50 schedule.warmup=5
   torchrun --nproc-per-node 8 --no-python bench pretrain mae --recipe vit_b --images imagenet:/data --out runs/mae
   bench pretrain mae --recipe vit_b --images imagenet:/data --out runs/mae --cluster slurm --nodes 4 --gpus 8

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pretrain.loop.initial_weights import InitialWeights
 
 FIXED = ("source",)  # fields that cannot be set
+ALIASES = {"batch_size": "batch"}  # the name in most codes; for images in a forward pass there is --micro-batch
 ORDER = {"settings": 1, "spec": 2}  # order of lists: the recipe's own values first, then the method's, the encoder's
 
 
@@ -44,19 +45,34 @@ class ChosenRecipe:
 
 def choose_recipe(method: str, name: str | None, texts: Sequence[str]) -> ChosenRecipe:
     """The recipe `name` of `method`, changed by every `FIELD=VALUE` of `texts`. ValueError for an unknown name."""
+    module = method_file(method)
+    recipe = published_recipe(method, module, name)
+    return chosen_recipe(method, module, str(name), changed_recipe(recipe, texts, method))
+
+
+def method_file(method: str) -> ModuleType:
+    """The file of a method. ValueError for an unknown method, or a file that is not what the trainer needs."""
     if method not in (methods := source_files("methods")):
         raise ValueError(f"no method {method!r}{did_you_mean(method, list(methods))}")
     module = load_extension("methods", method)
     check_method_file(method, module)
+    return module
+
+
+def published_recipe(method: str, module: ModuleType, name: str | None) -> Recipe:
+    """The recipe `name` as the method's file defines it. UserError if there is none of that name."""
     if name is None or name not in module.RECIPES:
         problem = f"{method} has no recipe {name!r}" if name else f"missing: which recipe of {method}"
         raise UserError("recipe", f"{problem}{did_you_mean(name or '', list(module.RECIPES))}")
-    recipe = module.RECIPES[name]
-    new_recipe = changed_recipe(recipe, texts, method)
-    before, after = values_by_path(recipe), values_by_path(new_recipe)
-    names = names_by_path(new_recipe)
+    return module.RECIPES[name]
+
+
+def chosen_recipe(method: str, module: ModuleType, name: str, recipe: Recipe) -> ChosenRecipe:
+    """The recipe `name` of `method` in a changed form, with what differs from the method's file."""
+    before, after = values_by_path(module.RECIPES[name]), values_by_path(recipe)
+    names = names_by_path(recipe)
     changes = {names[path]: value for path, value in after.items() if path not in before or value != before[path]}
-    return ChosenRecipe(method=method, module=module, name=name, recipe=new_recipe, changes=changes)
+    return ChosenRecipe(method=method, module=module, name=name, recipe=recipe, changes=changes)
 
 
 def check_method_file(method: str, module: ModuleType) -> None:
@@ -86,9 +102,14 @@ def changed_recipe(recipe: Recipe, texts: Sequence[str], method: str) -> Recipe:
 
     ValueError, with the command that lists the settings of `method`, for an unknown setting.
     """
+    return changed(recipe, changes_by_path(recipe, texts, method))
+
+
+def changes_by_path(recipe: Recipe, texts: Sequence[str], method: str) -> dict[str, str]:
+    """Path -> `FIELD=VALUE`, as the user wrote it. ValueError for unknown settings."""
     changes = read_changes(texts, "FIELD=VALUE", "epochs=10")
     exchanged = changes.keys() & alternatives(recipe).keys()  # schedules of another class, which has other fields
-    return changed(recipe, {path_of(name, recipe, method, exchanged): change for name, change in changes.items()})
+    return {path_of(name, recipe, method, exchanged): change for name, change in changes.items()}
 
 
 def unused(recipe: Recipe) -> set[str]:
@@ -102,7 +123,7 @@ def path_of(name: str, recipe: Recipe, method: str, exchanged: Collection[str] =
 
     exchanged: fields whose dataclass another one replaces, so that names below these are not those of the recipe.
     """
-    names = names_by_path(recipe)
+    names, name = names_by_path(recipe), bare_name(name)
     if name.partition(".")[0] in exchanged:
         return name
     if paths := [path for path in names if name in (path, names[path])]:
@@ -113,7 +134,13 @@ def path_of(name: str, recipe: Recipe, method: str, exchanged: Collection[str] =
 
 def names_by_path(recipe: Recipe) -> dict[str, str]:
     """Path -> the name that users write, which is the path without `spec.` and `settings.`."""
-    return {path: path.removeprefix("spec.").removeprefix("settings.") for path in types_by_path(recipe)}
+    return {path: bare_name(path) for path in types_by_path(recipe)}
+
+
+def bare_name(name: str) -> str:
+    """A setting's name without the dataclass that holds it, and without aliases."""
+    name = name.removeprefix("spec.").removeprefix("settings.")
+    return ALIASES.get(name, name)
 
 
 def types_by_path(recipe: Recipe) -> dict[str, Any]:

@@ -15,14 +15,22 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from bench.names import absent_images, example, ready_device
-from bench.options import PretrainOptions
-from bench.pretraining.recipes import ChosenRecipe, choose_recipe, names_by_path, unused, values_by_path
+from bench.options import PretrainOptions, argv_of
+from bench.pretraining.continuing import FROZEN_FROM, recipe_for
+from bench.pretraining.recipes import (
+    ChosenRecipe,
+    bare_name,
+    choose_recipe,
+    method_file,
+    names_by_path,
+    unused,
+    values_by_path,
+)
 from bench.results.record import TrainingCost
 from bench.settings import setting_text
 from checkpoints.export import ViTExport
-from checkpoints.spec import ViTSpec
 from engine.distributed import World, start_world
-from engine.errors import UserError, in_one_line, option
+from engine.errors import UserError, in_one_line, option, spelled
 from engine.extensions import extension_of
 from engine.optional import require
 from engine.printing import millions, say
@@ -213,17 +221,16 @@ def _recipe_and_images(options: PretrainOptions, run: Run) -> tuple[ChosenRecipe
     """Recipe and images; None instead of images for a dry run whose images do not exist yet."""
     if run.wandb:
         require("wandb")
-    chosen = with_initial_weights(
-        choose_recipe(options.method, options.recipe, options.set), options.init, options.freeze_first_epochs
-    )
+    chosen = None if options.init else recipe_of(options)  # with --init it may depend on the number of images
     if options.dry_run and absent_images(options.images):
-        return chosen, None
+        return chosen or recipe_of(options), None
     probes = [probe for probe in (run.monitor, run.health) if isinstance(probe, OnlineProbe)]
     try:
         opened_sets = next((probe.space.opened for probe in probes), OpenedSets())
         images = opened_sets.get(options.images, "train", open_set)
     except ValueError as error:
-        hint = "" if chosen.module.METHOD.needs_labels else _hint_at_unlabelled_images(options.images)
+        needs_labels = method_file(options.method).METHOD.needs_labels
+        hint = "" if needs_labels else _hint_at_unlabelled_images(options.images)
         text = _without_prefix(options.images, error) + hint
         raise UserError("images", text, options.images) from error
     for probe in probes:
@@ -233,33 +240,42 @@ def _recipe_and_images(options: PretrainOptions, run: Run) -> tuple[ChosenRecipe
             url = probe.space.data
             hint = f"; or name other images with {option(probe.ARGUMENT)}" if url == options.images else ""
             raise UserError(probe.ARGUMENT, f"{_without_prefix(url, error)}{hint}", url) from error
-    return chosen, images
+    return chosen or recipe_of(options, len(images)), images
 
 
-def with_initial_weights(chosen: ChosenRecipe, checkpoint: str | None, frozen_epochs: int = 0) -> ChosenRecipe:
-    """The recipe with the encoder of --init, if a `checkpoint` is given. ValueError if it does not fit.
+def recipe_of(options: PretrainOptions, images: int | None = None) -> ChosenRecipe:
+    """The recipe of a training of so many images (None: unknown), with the encoder of --init if there is one.
 
-    frozen_epochs: number of epochs in which the encoder's weights are kept.
+    ValueError if there is no such recipe, or it fits neither the checkpoint nor the images.
     """
-    if not checkpoint:
-        if frozen_epochs:
+    if not options.init:
+        if options.freeze_first_epochs:
             raise ValueError(
                 f"{option('freeze_first_epochs')} without {option('init')} CHECKPOINT: add the checkpoint whose "
                 f"weights to freeze"
             )
-        return chosen
-    if frozen_epochs >= chosen.recipe.epochs:
-        raise ValueError(
-            f"{option('freeze_first_epochs')} {frozen_epochs} with epochs={chosen.recipe.epochs}: the encoder would "
-            f"never train; "
-            "give fewer"
-        )
+        return choose_recipe(options.method, options.recipe, options.set)
+
+    def corrected(settings: Mapping[str, Any]) -> str:
+        kept = [text for text in options.set if bare_name(text.partition("=")[0].strip()) not in settings]
+        texts = (*kept, *(f"{name}={setting_text(value)}" for name, value in settings.items()))
+        line = shlex.join(["bench", *argv_of("pretrain", replace(options, set=texts), on_cluster=True)])
+        return spelled(f"run: {line}", f"add {option('settings', dict(settings))}")
+
     try:
-        init = initial_weights(checkpoint, frozen_epochs)
-        changed = [name for name in chosen.changes if name in ViTSpec.__dataclass_fields__]
-        return replace(chosen, recipe=init.recipe(chosen.recipe, changed), init=init)
+        init = initial_weights(options.init)
+        chosen = recipe_for(options.method, options.recipe, options.set, init, images, corrected)
+    except UserError:
+        raise
     except (ValueError, OSError) as error:
-        raise UserError("init", _without_prefix(checkpoint, error), checkpoint) from error
+        raise UserError("init", _without_prefix(options.init, error), options.init) from error
+    epochs, frozen = chosen.recipe.epochs, options.freeze_first_epochs
+    if frozen is None:
+        frozen = int(not options.recipe and epochs >= FROZEN_FROM)
+    if frozen >= epochs:
+        text = f"with epochs={epochs}: the encoder would never train; give fewer"
+        raise UserError("freeze_first_epochs", text, frozen)
+    return replace(chosen, init=replace(init, frozen_epochs=frozen))
 
 
 def _without_prefix(url: str, error: Exception) -> str:

@@ -50,29 +50,33 @@ class InitialWeights:
 
         Args:
             recipe: of the training.
-            changed: fields of the encoder's spec that the user set. The checkpoint must agree with them, except with
-                `pool`, the representation used by exports and k-NN, which does not depend on the weights.
+            changed: fields of the encoder's spec that the user set, see `conflicts`.
 
         Raises:
             ValueError: the encoders differ in size, or in a field of `changed`.
         """
-        spec, checkpoint_spec = recipe.spec, self.trained.spec
-        sizes = [name for name in SIZES if getattr(spec, name) != getattr(checkpoint_spec, name)]
-        if sizes:
-            settings = option("settings", {name: getattr(checkpoint_spec, name) for name in sizes})
-            raise ValueError(
-                f"the checkpoint is a {checkpoint_spec.label}, the recipe's encoder a {spec.label}: choose a recipe of "
-                f"that size, or {settings}"
-            )
+        if conflicts := self.conflicts(recipe.spec, changed):
+            settings = option("settings", conflicts)
+            raise ValueError(f"the checkpoint is a {self.trained.spec.label}, the recipe's encoder is not: {settings}")
+        spec = self._adopted(recipe.spec, changed)
+        return replace(recipe, spec=replace(spec.stored, image_size=recipe.spec.image_size))
+
+    def conflicts(self, spec: ViTSpec, changed: Collection[str] = ()) -> dict[str, Any]:
+        """Field -> the checkpoint's value, of the sizes in which `spec` differs and of other fields in `changed`.
+
+        The image size is free, and so is `pool`, the representation used by exports and k-NN, which does not depend on
+        the weights.
+        """
+        adopted = self._adopted(spec, changed)
+        names = dict.fromkeys([*SIZES, *(name for name in changed if name != "image_size")])
+        return {n: getattr(adopted, n) for n in names if getattr(spec, n) != getattr(adopted, n)}
+
+    def _adopted(self, spec: ViTSpec, changed: Collection[str]) -> ViTSpec:
+        """The checkpoint's spec, with what may follow `spec`."""
+        adopted = self.trained.spec
         if self._is_sincos_of(spec):
-            checkpoint_spec = replace(checkpoint_spec, position=spec.position)
-        if "pool" in changed:
-            checkpoint_spec = replace(checkpoint_spec, pool=spec.pool)
-        wrong = [n for n in changed if n != "image_size" and getattr(spec, n) != getattr(checkpoint_spec, n)]
-        if wrong:
-            values = " and ".join(f"{name}={getattr(checkpoint_spec, name)}" for name in wrong)
-            raise ValueError(f"the checkpoint has {values}: remove {option('settings')} {' '.join(wrong)}")
-        return replace(recipe, spec=replace(checkpoint_spec.stored, image_size=spec.image_size))
+            adopted = replace(adopted, position=spec.position)
+        return replace(adopted, pool=spec.pool) if "pool" in changed else adopted
 
     def _is_sincos_of(self, spec: ViTSpec) -> bool:
         """Whether the checkpoint's learned table is the sine-cosine table of `spec`, as in timm's copies of MAE."""

@@ -62,7 +62,7 @@ from pretrain.parts.masking import masked_tokens
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, mean_output, sinkhorn_targets
 from pretrain.parts.views import ImageViews, Tensors, Transform, crop, view
 from pretrain.parts.weights import dinov2_vit
-from pretrain.recipe import VIT_B, VIT_L, Recipe
+from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe
 from pretrain.schedules import CosineTo, TableCosine, ramp
 
 MaskRange = Annotated[
@@ -483,6 +483,13 @@ RECIPES = {
         _VIT_L,
         source=f"{_VIT_L.source}; ours: with a ViT-B/16",
         spec=replace(VIT_B, **_TABLE),
+    ),
+    "vit_s14": replace(
+        _VIT_L,
+        source="dinov2 configs/eval/vits14_pretrain.yaml (encoder, local crops); ours: else as vit_l. The published "
+        "ViT-S is distilled from ViT-g (section 5)",
+        spec=replace(VIT_S, architecture="vit_small_patch14_dinov2", patch_size=14, **_TABLE),
+        settings=replace(_VIT_L.settings, local_size=98),
     ),
     "vit_l14": _VIT_L_22K,
     "vit_g14": replace(
