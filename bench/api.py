@@ -210,7 +210,8 @@ def extract(
 ) -> "FeatureSet":
     """Frozen features of one split of an image set, from `out`/cache if an evaluation or an earlier call left them.
 
-    data: a URL, or images in memory as for `evaluate`. Returns, for the n readable images: `.features` (n, D) float32,
+    Images have the size of the checkpoint's published evaluation, unless `load` got another `image_size`. data: a URL,
+    or images in memory as for `evaluate`. Returns, for the n readable images: `.features` (n, D) float32,
     `.labels` (n,) int64, `.indices` (n,) int64, the index of each row's image in the set. pool: class token or mean of
     the patches; None: what the checkpoint's source evaluates. layer: block number, negative from the end. norm: with
     the final LayerNorm. limit: at most this many images, evenly spread.
@@ -227,6 +228,7 @@ def extract(
     from probes.features.kinds import FeatureKind
 
     export, (urls, _held) = load(checkpoint), named_data(data)
+    export = export.evaluated_at(export.evaluation_size)
     kind = FeatureKind(pool or source_pool(export.spec), layer, norm)
     kind.check(export.spec)
     shared = {**vars(options or Options()), "limit": limit, "out": Path(out)}
@@ -258,9 +260,11 @@ def evaluate(
 ) -> "Result":
     """Evaluate a checkpoint on an image set by one protocol, and record the result, as `bench run` does.
 
-    checkpoint, and image_size, statistics, forward: as for `load`. protocol: such as "knn@dino" (`bench list
-    --protocols`). data: "NAME=URL", or a URL alone, whose last part is then the name: "folder:/data/cifar10" is
-    "cifar10". Or a pair (train, val) of datasets like torchvision's, whose items are an image and its label.
+    checkpoint, statistics, forward: as for `load`. image_size: side of the images in pixels, or height and width; None:
+    that of the checkpoint's published evaluation; dense tasks keep their protocol's. protocol: such as "knn@dino"
+    (`bench list --protocols`). data: "NAME=URL", or a URL alone, whose last part is then the name:
+    "folder:/data/cifar10" is "cifar10". Or a pair (train, val) of datasets like torchvision's, whose items are an image
+    and its label.
     images, labels: arrays or lists, of which a fifth of each class is held out for validation, or pairs (train, val) of
     them; `data` is then their name. name: the checkpoint's name in results. settings: changed settings of the protocol,
     such as {"k": (10, 20)}; the result is marked. A result that is in `out` already is returned, unless `rerun`.
@@ -295,13 +299,15 @@ def evaluate(
         raise ValueError("which images? give data=, such as 'folder:/data/cifar10', or images= and labels=")
     elif not isinstance(data, str | Mapping):
         data = {"images": data}
-    if image_size is not None or statistics is not None or forward is not None:
-        checkpoint = load(checkpoint, image_size=image_size, statistics=statistics, forward=forward)
+    if is_module(checkpoint) or statistics is not None or forward is not None:  # a module's own size may be unknown
+        of_module = image_size if is_module(checkpoint) else None
+        checkpoint = load(checkpoint, image_size=of_module, statistics=statistics, forward=forward)
     (result,) = evaluate_suite(
         [checkpoint],
         protocol,
         data,
         names=[name] if name else (),
+        image_size=image_size,
         settings=changes,
         select=select,
         seed=seed,
@@ -320,6 +326,7 @@ def evaluate_suite(
     data: Any,
     *,
     names: Sequence[str] = (),
+    image_size: int | tuple[int, int] | None = None,
     settings: Mapping[str, Any] | None = None,
     select: Literal["holdout", "val"] | None = None,
     seed: int = 0,
@@ -349,6 +356,7 @@ def evaluate_suite(
         **vars(options or Options()),
         checkpoint=tuple(reference_to(export, folder) for export in exports),
         name=(names,) if isinstance(names, str) else tuple(names),
+        image_size=image_size,
         suite=suite,
         data=tuple(urls),
         select=select,

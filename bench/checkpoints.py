@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.results.record import CheckpointUsed, TrainingCost
-from checkpoints.export import ViTExport, is_export
+from bench.results.record import CheckpointUsed, TrainingCost, pixels_text
+from checkpoints.export import EVALUATION_SIZE, MAX_CONFIG_BYTES, ViTExport, is_export
 from checkpoints.frozen import SCHEME, FrozenExport, FrozenSpec
 from checkpoints.import_options import ImportOptions
 from checkpoints.resolve import load, load_frozen
 from checkpoints.runs import finished_export, is_run
 from engine.errors import UserError, in_one_line
+from engine.files import read_json
 from engine.printing import say
+from engine.tasks import Task
 
 SUFFIXES = (".safetensors", ".pth.tar", ".pth", ".pt", ".ckpt", ".bin", ".tar")
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")
@@ -25,17 +27,33 @@ class LoadedCheckpoint:
 
     used: CheckpointUsed  # as recorded in results
     spec: FrozenSpec
+    evaluated: FrozenSpec | None = None  # at the image size of the evaluation; None: spec
     reference: str  # by which other processes load it without an import
     is_stored: bool = False  # it was an export on disk before the run
 
+    def spec_of(self, task: Task) -> FrozenSpec:
+        """The spec that a task evaluates: at the image size of the evaluation, unless the protocol has its own."""
+        return self.spec if keeps_size(task) else self.evaluated or self.spec
+
+
+def keeps_size(task: Task) -> bool:
+    """Whether the size of the images is part of the protocol: of dense tasks, and of fine-tuning at a size."""
+    return bool(task.LAYOUT or getattr(task, "image_size", None))
+
 
 def load_checkpoint(
-    reference: str, name: str | None, out: Path, save: bool, options: ImportOptions | None = None
+    reference: str,
+    name: str | None,
+    out: Path,
+    save: bool,
+    options: ImportOptions | None = None,
+    image_size: int | tuple[int, int] | None = None,
 ) -> tuple[LoadedCheckpoint, FrozenExport]:
     """Load a checkpoint; import it if it is no export and, if `save`, save it in `out`/exports.
 
-    A network of the user's own is never saved: every process calls its function. options: of the import. ValueError if
-    the checkpoint cannot be loaded.
+    A network of the user's own is never saved: every process calls its function. options: of the import. image_size: of
+    the evaluation; None: that of the published one. ValueError if the checkpoint cannot be loaded, or not evaluated on
+    images of this size.
     """
     export: FrozenExport
     try:
@@ -47,6 +65,14 @@ def load_checkpoint(
         message = in_one_line(error).removeprefix(reference).removeprefix(":").strip()
         raise UserError("checkpoint", message, reference) from error
     used = describe(export, name or default_name(export, reference), reference)
+    size = image_size if image_size and not used.is_raw_pixels else export.evaluation_size
+    try:
+        evaluated = export.evaluated_at(size).spec
+    except ValueError as error:
+        patch = max(export.spec.patch_size, 1)
+        sides = [max(round(side / patch), 1) * patch for side in (size if isinstance(size, tuple) else (size, size))]
+        text = f"{used.name}: {in_one_line(error)}; whole patches are {pixels_text((sides[0], sides[1]))}"
+        raise UserError("image_size", text, pixels_text(size)) from error
     if isinstance(export, ViTExport):
         if not (is_stored := is_export(Path(reference).expanduser())):
             if save:
@@ -55,7 +81,10 @@ def load_checkpoint(
                 reference = str(folder)
     else:
         is_stored = False
-    return LoadedCheckpoint(used=used, spec=export.spec, reference=reference, is_stored=is_stored), export
+    loaded = LoadedCheckpoint(
+        used=used, spec=export.spec, evaluated=evaluated, reference=reference, is_stored=is_stored
+    )
+    return loaded, export
 
 
 def check_activations(checkpoint: LoadedCheckpoint, export: FrozenExport) -> None:
@@ -98,12 +127,17 @@ def save_export(export: ViTExport, name: str, out: Path) -> Path:
     """Save an export in its `export_folder`, unless it is there already; returns the folder."""
     folder = export_folder(out, name, export)
     try:
-        if not folder.exists():
+        if not folder.exists() or (EVALUATION_SIZE in export.facts and _lacks_size(folder)):
             export.save(folder)
     except OSError:
         if not is_export(folder):  # another run may have just saved the same export
             raise
     return folder
+
+
+def _lacks_size(folder: Path) -> bool:
+    """Whether an export was saved by an earlier version, without the size of the published evaluation."""
+    return EVALUATION_SIZE not in read_json(folder / "config.json", MAX_CONFIG_BYTES).get("vit_export", {})
 
 
 def describe(export: FrozenExport, name: str, reference: str) -> CheckpointUsed:
@@ -119,6 +153,8 @@ def describe(export: FrozenExport, name: str, reference: str) -> CheckpointUsed:
         source=str(facts.get("source_file") or facts.get("source") or reference),
         parameters=export.parameters,
         plugin=str(facts.get("plugin") or ""),
+        image_size=export.evaluation_size,
+        table_size=export.spec.image_size if export.spec.image_size != export.evaluation_size else None,
         assumed="; ".join(facts.get("assumed") or ()),
         training_cost=TrainingCost.of(facts),
     )

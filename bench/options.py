@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from engine.errors import UserError, command
 from engine.settings import (
     Fraction,
+    ImageShape,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -95,6 +96,7 @@ def argv_of(name: str, options: "ClusterOptions", on_cluster: bool = False) -> l
         if is_positional(hint):
             positional.append(str(value))
         else:
+            value = "x".join(map(str, value)) if entry.name == "image_size" and isinstance(value, tuple) else value
             words |= {f"no-{flag}": True} if value is False else {flag: value}
     return command(*positional, **words)[1:]
 
@@ -112,6 +114,9 @@ class CheckpointOptions(NetworkOptions):
     # S: imagenet, half, clip, or six numbers M,M,M,S,S,S: mean and std that the source trained with, for checkpoint
     # files that do not contain them
     statistics: str | None = None
+    # S: side in pixels, or HxW, of the images of tasks on image sets; dense tasks and raw pixels keep theirs (that of
+    # each checkpoint's published evaluation, which bench inspect shows)
+    image_size: PositiveInt | ImageShape | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -223,7 +223,9 @@ def evaluate_variations(
     references: dict[str, str] = {}  # name of a checkpoint -> its export
     for reference, given_name in with_names(options.checkpoint, options.name):
         imports = ImportOptions(statistics=options.statistics)
-        checkpoint, _ = load_checkpoint(reference, given_name, options.out, save=True, options=imports)
+        checkpoint, _ = load_checkpoint(
+            reference, given_name, options.out, save=True, options=imports, image_size=options.image_size
+        )
         if checkpoint.used.name in references:
             raise UserError("names", f"two checkpoints are called {checkpoint.used.name}; give each its own name")
         references[checkpoint.used.name] = checkpoint.reference
@@ -239,7 +241,7 @@ def evaluate_variations(
         for name, reference in references.items():
             varied_name = _varied_name(name, values)
             try:
-                varied[varied_name] = _varied_network(reference, varied_name, values, options.out), name
+                varied[varied_name] = _varied_network(reference, varied_name, values, options), name
             except ValueError as error:
                 problems.append(f"{' '.join(run_changes)}, {name}: {error}")
         if not varied:
@@ -252,7 +254,10 @@ def evaluate_variations(
             raise ValueError(f"{', '.join(RUN_SETTINGS)}: {error}") from error
         checkpoints = tuple(reference for reference, _ in varied.values())
         # The checkpoints are imported already, so that there is no option of imports.
-        run_options = replace(options, checkpoint=checkpoints, name=tuple(varied), statistics=None, **of_run)
+        size = None if "image_size" in values else options.image_size  # a varied one is that of the saved network
+        run_options = replace(
+            options, checkpoint=checkpoints, name=tuple(varied), statistics=None, image_size=size, **of_run
+        )
         changes = {variation: task_changes_in(variation, protocol) for variation in run_variations}
         settings = {
             variation: settings_of(protocol_with(run_options, changes[variation]).task) for variation in changes
@@ -299,8 +304,8 @@ def _varied_name(name: str, values: Mapping[str, str]) -> str:
     return re.sub(r"[^A-Za-z0-9_.@+-]", "-", "+".join([name, *changes]))
 
 
-def _varied_network(reference: str, name: str, values: Mapping[str, str], out: Path) -> str:
-    """A reference to the network with the NETWORK_CHANGES among `values`; a changed network is saved in `out`/exports.
+def _varied_network(reference: str, name: str, values: Mapping[str, str], options: EvaluationOptions) -> str:
+    """A reference to the network with the NETWORK_CHANGES among `values`; a changed network is saved in OUT/exports.
 
     ValueError if the network cannot have them.
     """
@@ -315,10 +320,11 @@ def _varied_network(reference: str, name: str, values: Mapping[str, str], out: P
         spec = replace(spec, position_resize=from_text(positions, PositionRule))
     export = ViTExport.make(spec, preparation, export.tensors, export.extra, export.facts)
     if size := values.get("image_size"):
-        own_size = spec.image_size if isinstance(spec.image_size, int) else min(spec.image_size)
+        evaluated = options.image_size or export.evaluation_size
+        own_size = evaluated if isinstance(evaluated, int) else min(evaluated)
         pixels = float(size[:-1]) * own_size if size.endswith("x") else float(size)
         export = export.at_size(round(pixels / spec.patch_size) * spec.patch_size)
-    return str(save_export(export, name, out))
+    return str(save_export(export, name, options.out))
 
 
 def difference_text(test: PairedTest) -> str:

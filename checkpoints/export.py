@@ -31,6 +31,8 @@ MAX_LISTED = 6  # items that an error lists before "and N more"
 MAX_CONFIG_BYTES = 64 << 20  # of a config.json, which holds the fingerprint
 DESCRIPTIVE_KEYS = ("tag", "license")  # of pretrained_cfg; they do not affect the network
 ABSENT = "absent"
+EVALUATION_SIZE = "evaluation_size"  # fact: image size of the source's published evaluation, if another than the spec's
+IMPORTER_FACTS = ("importer_version", "assumed", EVALUATION_SIZE)  # which another version of an importer may change
 COST = "cost.json"  # holds the fact "cost"
 FILES = {"config.json", "model.safetensors", "extra.safetensors", COST}
 CARD, EVALUATIONS = "README.md", ".eval_results"  # written by `bench card` for the Hub
@@ -132,10 +134,11 @@ class ViTExport(PreparesImages):
         return digest([facts, digest_of_tensors(self.tensors), digest_of_tensors(self.extra)])
 
     def difference(self, other: "ViTExport") -> str:
-        """How `other` differs from this export, for messages; "" if they differ at most in version and assumptions."""
+        """How `other` differs from this export, for messages; "" if they differ at most in version, assumptions and the
+        size of the published evaluation."""
         if self.digest != other.digest:
             return f"digest {self.digest[:12]}, not {other.digest[:12]}"
-        keys = [key for key in {**self.facts, **other.facts} if key not in ("importer_version", "assumed")]
+        keys = [key for key in {**self.facts, **other.facts} if key not in IMPORTER_FACTS]
         keys = [key for key in keys if self.facts.get(key) != other.facts.get(key)]
         return short_text([f"{key} {self.facts.get(key)!r}, not {other.facts.get(key)!r}" for key in keys])
 
@@ -177,9 +180,30 @@ class ViTExport(PreparesImages):
         """
         source = self.spec.stored.image_size
         spec = replace(self.spec, image_size=image_size, table_size=source)
-        facts = {name: value for name, value in self.facts.items() if name != "resized_from"}
+        facts = {name: value for name, value in self.facts.items() if name not in ("resized_from", EVALUATION_SIZE)}
         facts |= {"resized_from": source} if spec.image_size != source else {}
         return ViTExport.make(spec, self.preparation, self.tensors, self.extra, facts)
+
+    @property
+    def evaluation_size(self) -> int | tuple[int, int]:
+        """Image size at which the network is evaluated by default: that of its source's published evaluation."""
+        size = self.facts.get(EVALUATION_SIZE, self.spec.image_size)
+        return tuple(size) if isinstance(size, list) else size
+
+    def evaluated_at(self, image_size: int | tuple[int, int]) -> "ViTExport":
+        """The same network for evaluation on images of this size; without a fingerprint, and made once for each size.
+
+        Raises ValueError as `at_size`.
+        """
+        if image_size not in self._at_sizes:
+            spec = replace(self.spec, image_size=image_size, table_size=self.spec.stored.image_size)
+            self._at_sizes[image_size] = replace(self, spec=spec, fingerprint={})
+            self._at_sizes[image_size]._resized_tensors()  # raises an error now rather than at the first image
+        return self if image_size == self.spec.image_size else self._at_sizes[image_size]
+
+    @cached_property
+    def _at_sizes(self) -> dict[int | tuple[int, int], "ViTExport"]:
+        return {}
 
     def _resized_tensors(self) -> dict[str, Tensor]:
         """The trunk's tensors, with position tables for the spec's image size."""

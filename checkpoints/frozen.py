@@ -152,6 +152,18 @@ class OwnExport(PreparesImages):
         """A copy of the network, on the CPU. The arguments, those of ViTExport's, have no effect."""
         return OwnNetwork(copy.deepcopy(self.network), self.spec).eval()
 
+    @property
+    def evaluation_size(self) -> int | tuple[int, int]:
+        """As ViTExport's: the size of the network's images."""
+        return self.spec.image_size
+
+    def evaluated_at(self, image_size: int | tuple[int, int]) -> "OwnExport":
+        """The same network for images of another size, measured anew. Raises ValueError if it cannot process them."""
+        if image_size == self.spec.image_size:
+            return self
+        spec = _measure_spec(self.network, self.spec.reference, self.preparation, image_size)
+        return replace(self, spec=replace(spec, label=self.spec.label))
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)

@@ -2,19 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-from msgspec import Meta
 
 from checkpoints.spec import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, Preparation
 from engine.errors import UserError
 from engine.extensions import source_files
 from engine.printing import closest, did_you_mean
-from engine.settings import PositiveInt
+from engine.settings import ImageShape, PositiveInt
 
 TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
 OTHER_SCHEMES = (*TIMM_SCHEMES, "pixels", "module")  # schemes that are not importers of files
-ImageShape = Annotated[tuple[PositiveInt, PositiveInt], Meta(description="height x width, such as 384x512")]
 Channels = tuple[float, float, float]
 STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "half": (HALF, HALF), "clip": (CLIP_MEAN, CLIP_STD)}
 

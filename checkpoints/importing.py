@@ -25,7 +25,7 @@ from typing import Any
 from torch import Tensor
 
 from checkpoints.dotted import LIGHTNING, UNFOLD, without_wrappers
-from checkpoints.export import Misfit, ViTExport, short_text
+from checkpoints.export import EVALUATION_SIZE, Misfit, ViTExport, short_text
 from checkpoints.import_options import ImportOptions
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import TRUNK, table_kind, unsupported_reason
@@ -72,6 +72,7 @@ class Conversion:
     preparation: Preparation | None = None  # None: that of the options
     epochs: int | None = None  # finished epochs; None: unknown
     check: Callable[[ViTExport], None] | None = None  # final comparison with the source; raises ValueError
+    evaluation_size: tuple[int, int] | None = None  # height and width of the published evaluation; None: `card_size`
 
 
 @dataclass(kw_only=True)
@@ -340,6 +341,17 @@ def named_vit(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> ViTSpec:
         raise ValueError(f"{branch.file.path}: its `spec` is not one of this version ({error})") from error
 
 
+def card_size(spec: ViTSpec) -> int | tuple[int, int]:
+    """Image size at which the model cards of DINOv2 and DINOv3 evaluate classification; of other networks their own.
+
+    DINOv2 ends with training at 518 px, for which its files have positions, but classifies at 224 (MODEL_CARD.md;
+    eval/linear.py, Resize(256) and CenterCrop(224)). DINOv3 does the same; timm's settings for it have 256 px.
+    """
+    is_dinov2 = spec.patch_size == 14 and spec.image_size == 518
+    is_dinov3 = spec.rotary == "centred" and spec.image_size == 256
+    return 224 if is_dinov2 or is_dinov3 else spec.image_size
+
+
 def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions) -> ViTExport:
     """Convert a file by one importer, and check that every tensor is used or known not to be needed.
 
@@ -358,6 +370,7 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
         if unknown:
             raise ValueError(f"tensors that are neither used nor known to be dropped: {short_text(unknown)}")
         _check_storage(branch)
+        published = replace(conversion.spec, image_size=conversion.evaluation_size or card_size(conversion.spec))
         export = ViTExport.make(
             conversion.spec, conversion.preparation or options.preparation, conversion.tensors, conversion.extra
         )
@@ -385,6 +398,8 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
     }
     if not conversion.preparation and not options.statistics:
         branch.assumed.add(ASSUMED_STATISTICS)
+    if options.image_size is None and published.image_size != conversion.spec.image_size:
+        facts[EVALUATION_SIZE] = published.image_size
     if branch.assumed:
         facts["assumed"] = sorted(branch.assumed)
     if extension.plugin:

@@ -24,6 +24,7 @@ SETTING_TYPES = (bool, int, float, str, tuple, list, dict)  # of values that loo
 
 PositiveInt = Annotated[int, Meta(ge=1, description="a whole number of at least 1")]
 NonNegativeInt = Annotated[int, Meta(ge=0, description="a whole number of at least 0")]
+ImageShape = Annotated[tuple[PositiveInt, PositiveInt], Meta(description="height x width, such as 384x512")]
 TwoOrMore = Annotated[int, Meta(ge=2, description="a whole number of at least 2")]
 PositiveFloat = Annotated[float, Meta(gt=0, description="a number above 0")]
 NonNegativeFloat = Annotated[float, Meta(ge=0, description="a number of at least 0")]

@@ -43,13 +43,16 @@ def export_lines(export: "ViTExport") -> Iterator[str]:
     """Lines that describe the network, the origin of its weights, and which tensors of the source were used."""
     from bench.checkpoints import epochs_of
     from bench.results.record import TrainingCost
+    from checkpoints.flops import forward_flops
     from engine.printing import millions
 
     spec, preparation = export.spec, export.preparation
+    evaluated = export.evaluated_at(export.evaluation_size).spec
     yield from _rows(
         network=f"{spec.label}: depth {spec.depth}, width {spec.width}, {spec.heads} heads, "
         f"{millions(export.parameters)}",
         image=f"{spec.size_text}, patches of {spec.patch_size} px, {spec.grid[0]} x {spec.grid[1]} of them",
+        evaluation=f"images of {evaluated.size_text}, {forward_flops(evaluated) / 1e9:.3g} GFLOP each",
         tokens=_tokens(export),
         positions=_positions(export),
         norm=f"{'RMSNorm' if spec.rms_norm else 'LayerNorm'} eps {spec.norm_eps:g}, final norm on {spec.final_norm}",

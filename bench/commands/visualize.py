@@ -1,7 +1,7 @@
 """Draw what checkpoints see, side by side: attention, PCA of patches, masks; or curves and scatter plots of results."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ EPILOG += """
 
 examples:
   bench visualize attention --checkpoint runs/mae timm:vit_small_patch16_224.dino --images photos --out figures
-  bench visualize pca --checkpoint A B --images cat.jpg dog.jpg --size 448 --set patches=foreground --out figures
+  bench visualize pca --checkpoint A B --images cat.jpg dog.jpg --image-size 448 --set patches=foreground --out figures
   bench visualize curves --results results --format pdf --width 3.25 --out figures
   bench visualize curves --checkpoint runs/mae runs/dino --along hours --out figures
   bench visualize attention --checkpoint A --images digits: --limit 2 --set heads=all layer=3 at=0.5,0.5 --out figures
@@ -40,7 +40,8 @@ class Options(CommandOptions):
     images: tuple[str, ...] = ()  # URL: image files, folders of images, or URLs such as digits: and imagenet:ROOT
     split: Literal["train", "val"] | None = None  # split of URLs (val, if there is one)
     limit: PositiveInt = 4  # N: images of each folder or URL, evenly spread (4)
-    size: PositiveInt | None = None  # PX: short side of the images for the networks (as each was trained)
+    # PX: short side of the images for the networks (that of each checkpoint's published evaluation)
+    size: PositiveInt | None = field(default=None, metadata={"flags": ("--image-size", "--size")})
     square: bool = False  # crop each image to the square in its middle
     set: tuple[str, ...] = ()  # NAME=VALUE: settings of the kind, such as layer=3 heads=all
     seed: NonNegativeInt = 0  # N: seed of everything random (0)

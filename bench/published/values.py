@@ -243,5 +243,6 @@ def _is_same_measurement(result: Result, value: PublishedValue) -> bool:
         and " ".join(sorted(value.settings.split())) == changed_settings(result)
         and value.metric in result.metrics
         and result.limit is None
+        and not result.chosen_size
         and set_name(result.data.images) == value.data
     )

@@ -32,6 +32,7 @@ from bench.results.record import (
     labels_of,
     number_text,
     number_with_interval,
+    pixels_text,
 )
 from bench.results.store import StoredResult, comparable_results, stamps
 from bench.results.table import rows_of, to_pandas, to_parquet
@@ -191,6 +192,7 @@ def leaderboard_of(results: Iterable[Result], problems: Iterable[str] = ()) -> L
     by_checkpoint: dict[Key, list[Result]] = defaultdict(list)
     groups: dict[str, dict[str, None]] = defaultdict(dict)
     caveats: dict[str, dict[str, None]] = defaultdict(dict)
+    sizes: dict[str, dict[str, str]] = defaultdict(dict)  # group -> label of a network -> size of its images
     results = list(results)
     labels = labels_of(result.checkpoint.key for result in results)
     for result in results:
@@ -198,6 +200,12 @@ def leaderboard_of(results: Iterable[Result], problems: Iterable[str] = ()) -> L
         if result.status == "ok":
             groups[result.group].update(dict.fromkeys(result.metrics))
             caveats[result.group] |= dict.fromkeys(caveats_of(result, labels[result.checkpoint.key]))
+            if result.image_size and not result.checkpoint.is_raw_pixels:
+                sizes[result.group][labels[result.checkpoint.key]] = pixels_text(result.image_size)
+    for group, by_label in sizes.items():
+        if len(set(by_label.values())) > 1:
+            texts = ", ".join(f"{label} {size} px" for label, size in by_label.items())
+            caveats[group][f"Images have the size at which each network's source evaluates it: {texts}."] = None
     ordered = [by_checkpoint[key] for key in sorted(by_checkpoint)]
     return Leaderboard(
         rows={own[-1].checkpoint: _cells(own) for own in ordered},
@@ -261,6 +269,8 @@ def caveats_of(result: Result, label: str) -> Iterator[str]:
     if result.protocol.changes:
         changes = ", ".join(f"{name} = {value}" for name, value in result.protocol.changes.items())
         yield f"Modified protocol: {changes}."
+    if result.chosen_size:
+        yield f"Images of {result.chosen_size} px (--image-size) instead of the published evaluation's."
     if result.precision != "float32":
         yield f"Computed in {result.precision}."
     if result.decode != "exact":
@@ -337,13 +347,22 @@ def _published_caveat(values: Sequence[PublishedValue]) -> str:
     return f"Published, not measured here: {value.checkpoint} is {described} ({tables}{notes})."
 
 
+def have_other_sizes(checkpoints: Iterable[CheckpointUsed]) -> bool:
+    """Whether two networks are evaluated on images of different sizes by default."""
+    return len({used.image_size for used in checkpoints if used.image_size and not used.is_raw_pixels}) > 1
+
+
 def fact_rows(leaderboard: Leaderboard) -> list[tuple[str, ...]]:
-    """A row of facts about each checkpoint, below a header."""
-    facts = [
+    """A row of facts about each checkpoint, below a header; with image sizes if these differ."""
+    rows: list[tuple[str, ...]] = [("checkpoint", "method", "architecture", "parameters", "digest")]
+    rows += [
         (name, used.method, used.architecture, str(used.parameters), used.digest[:12])
         for used, name in leaderboard.names.items()
     ]
-    return [("checkpoint", "method", "architecture", "parameters", "digest"), *facts]
+    if have_other_sizes(leaderboard.rows):
+        sizes = ["image size", *(pixels_text(used.image_size) for used in leaderboard.rows)]
+        return [(*row, size) for row, size in zip(rows, sizes, strict=True)]
+    return rows
 
 
 def cost_rows(leaderboard: Leaderboard) -> list[tuple[str, ...]]:
@@ -563,11 +582,12 @@ def to_csv(leaderboard: Leaderboard) -> str:
     columns = [column for group in leaderboard.groups for column in _csv_columns(leaderboard, group, rows)]
     names = [in_csv(f"{group}:{metric}{suffix}") for group, metric, suffix in columns]
     costs = [name for name in COSTS if any(getattr(used.training_cost, name) for used in rows)]
+    sizes = ["image_size"] if have_other_sizes(rows) else []
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*FACTS, *costs, *names, "failed"])
+    writer.writerow([*FACTS, *sizes, *costs, *names, "failed"])
     for used, row in rows.items():
-        facts = [in_csv(getattr(used, fact)) for fact in FACTS]
+        facts = [in_csv(getattr(used, fact)) for fact in FACTS] + [pixels_text(used.image_size) for _ in sizes]
         spent = [in_csv(getattr(used.training_cost, name) or "") for name in costs]
         numbers = [_number(row.get((group, metric)), suffix) for group, metric, suffix in columns]
         writer.writerow([*facts, *spent, *numbers, in_csv("; ".join(leaderboard.failed.get(used, ())))])

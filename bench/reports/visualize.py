@@ -102,7 +102,7 @@ class PictureRequest:
     sources: tuple[str, ...]  # of images: files, folders, URLs
     split: str | None = None  # of URLs; None: val if there is one
     limit: int | None = 4  # images of each folder or URL; None: all
-    size: int | None = None  # pixels of the images' short side for the networks; None: as each was trained
+    size: int | None = None  # pixels of the images' short side for the networks; None: as each source evaluates its own
     square: bool = False  # crop each image to the square in its middle
     seed: int = 0
     device: str = "cpu"
@@ -176,7 +176,8 @@ class Viewer:
     def export(self) -> ViTExport:
         """The loaded checkpoint. ValueError, naming the option, if it cannot be loaded."""
         try:
-            return load_export(self.reference)[1]
+            export = load_export(self.reference)[1]
+            return export.evaluated_at(export.evaluation_size)
         except (ValueError, OSError) as error:
             text = str(error).removeprefix(self.reference).removeprefix(":").strip()
             raise UserError("checkpoint", text, self.reference) from error

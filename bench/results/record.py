@@ -165,6 +165,10 @@ class CheckpointUsed:
     source: str = ""  # the imported file, or the reference given
     parameters: int = 0  # number of weights
     plugin: str = ""  # the package whose importer or method made the export, `benchtoys 1.0`; empty for ours
+    # side in pixels, or height and width, of the images of its published evaluation, the default; null in results of
+    # earlier versions
+    image_size: int | tuple[int, int] | None = None
+    table_size: int | tuple[int, int] | None = None  # likewise of the images that its positions are for, if they differ
     assumed: str = ""  # assumptions about what neither the file nor the user specified, such as image statistics
     training_cost: TrainingCost = field(default_factory=TrainingCost)  # cost of a pretraining by this tool:
 
@@ -246,6 +250,9 @@ class Result:
     seed: int  # seed of everything random in the task
     random: bool = True  # false when another seed cannot give other numbers
     limit: int | None = None  # at most this many images of each split were used
+    # side in pixels, or height and width, of the images that the network got; null if the protocol decides, as in dense
+    # tasks, and in results of earlier versions, where it is that of the checkpoint's positions
+    image_size: int | tuple[int, int] | None = None
     precision: str = "float32"  # `float32` or `bfloat16`, of the forward pass
     decode: str = "exact"  # `exact` (PIL) or `fast` (torchvision, uint8 tensors)
     # unreadable images were counted and left out; `facts` names them (`train.skipped`, `val.skipped`)
@@ -273,10 +280,16 @@ class Result:
         variant = [f"v{self.protocol.version}"] if self.protocol.version > 1 else []
         variant += [f"{name}={short(value)}" for name, value in self.protocol.changes.items()]
         variant += [f"limit={self.limit}"] if self.limit is not None else []
+        variant += [f"{self.chosen_size}px"] if self.chosen_size else []
         variant += [self.precision] if self.precision != "float32" else []
         variant += [self.decode] if self.decode != "exact" else []
         variant += [f"skipped={self.skipped}"] if self.skipped else []
         return tuple(variant)
+
+    @property
+    def chosen_size(self) -> str:
+        """`448` or `384x512` if the images have another size than the checkpoint's published evaluation, else ""."""
+        return "" if self.image_size in (None, self.checkpoint.image_size) else pixels_text(self.image_size)
 
     @property
     def group(self) -> str:
@@ -298,6 +311,7 @@ class Result:
             **{name: fingerprint[:8] for name, fingerprint in self.data.reads.items()},
             **{f"{self.task}.{name}": value for name, value in self.settings.items()},
             "limit": self.limit,
+            **({"image size": self.chosen_size} if self.chosen_size else {}),
             "precision": self.precision,
             "decode": self.decode,
         }
@@ -329,6 +343,11 @@ class Result:
             raise ValueError(f"{self.protocol.name}: a fact is not a JSON value: {error}") from error
 
 
+def pixels_text(size: int | tuple[int, int] | None) -> str:
+    """A size as it is given to --image-size: `224`, or `384x512` of a height and width; "" for None."""
+    return "x".join(map(str, dict.fromkeys(size))) if isinstance(size, tuple) else str(size or "")
+
+
 def short(value: Any) -> str:
     """A setting's value without commas, which are not allowed in column names: `5+10`."""
     return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
@@ -339,15 +358,18 @@ def result_path(out: Path, checkpoint: CheckpointUsed, data_name: str, stem: str
     return out / "results" / checkpoint.unique_name / data_name / f"{stem}.json"
 
 
-def result_stem(protocol: ProtocolUsed, settings: Mapping[str, Any], space: Workspace) -> str:
+def result_stem(protocol: ProtocolUsed, settings: Mapping[str, Any], space: Workspace, pixels: str = "") -> str:
     """The stem of a result file's name.
 
-    `<protocol>[-v<version>][-<settings digest8>][-limitN][-bfloat16][-fast]-seed<seed>`
+    `<protocol>[-v<version>][-<settings digest8>][-limitN][-<pixels>px][-bfloat16][-fast]-seed<seed>`
+
+    pixels: size of the images, if it is another than that of the checkpoint's positions.
     """
     parts = [protocol.name]
     parts += [f"v{protocol.version}"] if protocol.version > 1 else []
     parts += [digest(dict(settings))[:8]] if protocol.modified else []
     parts += [f"limit{space.limit}"] if space.limit is not None else []
+    parts += [f"{pixels}px"] if pixels else []
     parts += [space.precision] if space.precision != "float32" else []
     parts += [space.decode] if space.decode != "exact" else []
     return "-".join([*parts, f"seed{space.seed}"])

@@ -116,9 +116,20 @@ def comparable_results(out: Path) -> tuple[list[StoredResult], list[str]]:
     """All results of a folder, such that those on image sets of one name are on the same images.
 
     Results on images that were overwritten since get a set name of their own, `NAME-CONTENTS8`. Also returns a line for
-    each such set, and for each file that could not be read.
+    each such set, and for each file that could not be read. Results of earlier versions, which did not record a size,
+    get that of the checkpoint's positions where a later result is at that of its published evaluation.
     """
     results, problems = read_results(out)
+    sized = {
+        (stored.result.checkpoint.key, stored.result.group): stored.result.checkpoint
+        for stored in results
+        if stored.result.image_size and stored.result.checkpoint.table_size
+    }
+    for index, stored in enumerate(results):
+        used = sized.get((stored.result.checkpoint.key, stored.result.group))
+        if used and stored.result.image_size is None:
+            result = replace(stored.result, checkpoint=used, image_size=used.table_size)
+            results[index] = replace(stored, result=result)
     newest: dict[str, DataUsed] = {}
     for stored in sorted(results, key=lambda stored: stored.result.date):
         data = stored.result.data

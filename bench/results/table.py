@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bench.results.record import Result
+from bench.results.record import Result, pixels_text
 from engine.optional import require
 from engine.printing import html_template, printable
 
@@ -57,6 +57,7 @@ COLUMNS = {
     "seed": (WHOLE, "seed"),
     "random": (FLAG, "random"),
     "limit": (WHOLE, "limit"),
+    "image_size": (TEXT, ""),
     "precision": (TEXT, "precision"),
     "decode": (TEXT, "decode"),
     "skipped": (WHOLE, "skipped"),
@@ -86,6 +87,7 @@ def rows_of(result: Result, file: str = "") -> Iterator[dict[str, Any]]:
         "split": SPLIT,
         "images": data.images.get(SPLIT),
         "fingerprint": data.fingerprints.get(SPLIT),
+        "image_size": pixels_text(result.image_size) or None,
         "file": file,
     }
     metric_columns = {}

@@ -22,7 +22,7 @@ from bench.options import EvaluationOptions
 from bench.published.values import SETS
 from bench.results.record import DataUsed, read_result
 from bench.run.calibration import LIMIT, Machine, keep_rates, kept_rates, measured, measurements
-from bench.run.prepare import Job, Preparation, checkpoint_title, prepare
+from bench.run.prepare import Job, Preparation, checkpoint_title, prepare, size_lines
 from bench.run.sharing import shared_by
 from bench.run.suites import ChosenProtocol
 from bench.settings import setting_text
@@ -123,7 +123,7 @@ def count_jobs(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> I
             continue
         image_set = space.opened.known(job.data.url, "val")  # None for sets that --assume takes by name
         scale = Scale(
-            spec=export.spec,
+            spec=job.network(export).spec,
             images=job.images,
             classes=len(image_set.classes) if image_set is not None else CLASSES.get(job.data.name, 0),
             several_labels=getattr(image_set, "has_several_labels", False),
@@ -184,6 +184,7 @@ def forecast_from_results(forecast: Forecast, export: FrozenExport, space: Works
         with suppress(OSError, ValueError):
             result = read_result(other)
             here = result.device == space.device and result.checkpoint.architecture == export.spec.label
+            here &= result.image_size in (None, forecast.job.image_size)
             times += [result.seconds] if here and result.status == "ok" else []
     seconds = median(times) if times else None
     return replace(forecast, seconds=seconds, terms={} if seconds is None else {"in earlier runs": seconds})
@@ -194,7 +195,8 @@ def forecasts_without_measuring(jobs: Sequence[Job], export: FrozenExport, space
     rates = kept_rates(space)
     for forecast in count_jobs(jobs, export, space):
         own = forecast.job.workspace(space)
-        yield forecast.timed(measured(measurements(export, own, forecast.job.data.fingerprints), own, rates))
+        network = forecast.job.network(export)
+        yield forecast.timed(measured(measurements(network, own, forecast.job.data.fingerprints), own, rates))
 
 
 STATES: Mapping[str, str] = {"new": "to do", "failed before": "failed before, to do again", "done": "exists"}
@@ -218,7 +220,7 @@ def _show(preparation: Preparation) -> int:
     say(*settings_lines(selected))  # without protocols that have no jobs
     forecasts: list[Forecast] = []
     for checkpoint, jobs in preparation.jobs:
-        say(checkpoint_title(checkpoint))
+        say(checkpoint_title(checkpoint), *size_lines(checkpoint, jobs))
         export = preparation.exports.pop(checkpoint.used.key)
         by_path = {f.job.path: f for f in forecasts_without_measuring(jobs, export, preparation.space)}
         for job in jobs:
@@ -246,7 +248,7 @@ def dry_run_lines(job: Job, checkpoint: LoadedCheckpoint, forecast: Forecast | N
     if forecast.problem:
         yield from table([(forecast.text,)], indent=INDENT)
         return
-    summary = job.chosen.task.summary(checkpoint.spec, job.images)
+    summary = job.chosen.task.summary(checkpoint.spec_of(job.chosen.task), job.images)
     yield from table([(", ".join(f"{name} {value}" for name, value in summary.items()),)], indent=INDENT)
     if forecast.work.parts:
         yield from table([(forecast.text,)], indent=INDENT)
@@ -288,7 +290,7 @@ def plan(options: EvaluationOptions, assumed: Machine | None, show: Callable[...
     counted = []
     for checkpoint, jobs in preparation.jobs:
         export, forecasts = preparation.exports[checkpoint.used.key], []
-        show(checkpoint_title(checkpoint))
+        show(checkpoint_title(checkpoint), *size_lines(checkpoint, jobs))
         for forecast in count_jobs(jobs, export, space):
             forecasts.append(forecast.timed(assumed) if assumed else forecast)
             show(f"  {forecast.job.title}: {forecasts[-1].text}")
@@ -301,7 +303,9 @@ def timed_jobs(plan: Plan, preparation: Preparation, show: Callable[..., None]) 
     space, started = preparation.space, time.perf_counter()
     keys_of = {
         forecast.job.path: measurements(
-            preparation.exports[checkpoint.used.key], forecast.job.workspace(space), forecast.job.data.fingerprints
+            forecast.job.network(preparation.exports[checkpoint.used.key]),
+            forecast.job.workspace(space),
+            forecast.job.data.fingerprints,
         )
         for checkpoint, forecasts in plan
         for forecast in forecasts

@@ -115,6 +115,7 @@ def result_of(
         seed=space.seed,
         random=outcome.random,
         limit=job.limit,
+        image_size=job.image_size,
         precision=space.precision,
         decode=space.decode,
         skip_bad=space.skip_bad,

@@ -1,12 +1,12 @@
 """Preparation of a run: protocols, images, checkpoints and jobs, which of these are done, what is left out and why."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.checkpoints import LoadedCheckpoint, check_activations, checked_name, load_checkpoint
+from bench.checkpoints import LoadedCheckpoint, check_activations, checked_name, keeps_size, load_checkpoint
 from bench.names import check_writable, chosen_device, named_url, with_names
 from bench.options import EvaluationOptions
 from bench.results.record import (
@@ -15,6 +15,7 @@ from bench.results.record import (
     ProtocolUsed,
     Result,
     failure_path,
+    pixels_text,
     read_result,
     result_path,
     result_stem,
@@ -47,6 +48,7 @@ class Job:
     path: Path  # of the result file
     state: State
     limit: int | None = None  # at most this many images of each split; None: all
+    image_size: int | tuple[int, int] | None = None  # of the images that the network gets; None: the protocol decides
     problem: str = ""  # why the job would fail, if that is known before it runs
 
     @property
@@ -63,6 +65,10 @@ class Job:
     def workspace(self, space: Workspace) -> Workspace:
         """The workspace of the run with the job's image set and limit."""
         return replace(space, data=self.data.url, limit=self.limit)
+
+    def network(self, export: FrozenExport) -> FrozenExport:
+        """The checkpoint's export at the image size of the job."""
+        return export.evaluated_at(self.image_size) if self.image_size else export
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +175,9 @@ def _load_checkpoints(
     checkpoints, unavailable = {}, []
     for reference, name in dict.fromkeys(with_names(options.checkpoint, options.name)):
         try:
-            checkpoint, export = load_checkpoint(reference, name, options.out, save=not dry_run, options=imports)
+            checkpoint, export = load_checkpoint(
+                reference, name, options.out, save=not dry_run, options=imports, image_size=options.image_size
+            )
             checkpoints[checkpoint.used.key] = checkpoint
             exports[checkpoint.used.key] = export
         except (ValueError, RuntimeError, MemoryError) as error:
@@ -272,6 +280,22 @@ def checkpoint_title(checkpoint: LoadedCheckpoint) -> str:
     return f"{used.name}: {', '.join(filter(None, facts))}"
 
 
+def size_lines(checkpoint: LoadedCheckpoint, jobs: Sequence[Job]) -> Iterator[str]:
+    """A line with the image size at which jobs evaluate a checkpoint, what it costs, and why it is this one."""
+    from checkpoints.flops import forward_flops
+
+    used, spec = checkpoint.used, checkpoint.evaluated or checkpoint.spec
+    if used.is_raw_pixels or not any(job.image_size for job in jobs):
+        return
+    line = f"  images of {spec.size_text}, {forward_flops(spec) / 1e9:.3g} GFLOP each"
+    if spec.image_size != used.image_size:
+        line += f"; its published evaluation has {pixels_text(used.image_size)} px"
+    elif used.table_size:
+        own = f"{checkpoint.spec.size_text}, {forward_flops(checkpoint.spec) / 1e9:.3g} GFLOP"
+        line += f", as in its published evaluation; its positions are for {own} (--image-size)"
+    yield line
+
+
 def fits(chosen: ChosenProtocol, images: DataUsed) -> bool:
     """Whether a protocol can evaluate on a set: dense ones need scenes of their layout, or of one that serves it."""
     return serves(images.url, chosen.layout) if chosen.layout else not layout_of(images.url)
@@ -326,7 +350,7 @@ def refused_networks(
     protocols_by_reason: dict[str, list[ChosenProtocol]] = {}
     for chosen in selected:
         try:
-            chosen.task.check_network(checkpoint.spec)
+            chosen.task.check_network(checkpoint.spec_of(chosen.task))
         except ValueError as error:
             protocols_by_reason.setdefault(in_one_line(error), []).append(chosen)
     if selected and sum(map(len, protocols_by_reason.values())) == len(selected):
@@ -413,12 +437,23 @@ def _job(
         modified=bool(chosen.changes),
         changes=chosen.changes,
     )
-    limit = effective_limit(space.limit, data)
-    stem = result_stem(protocol, settings, replace(space, limit=limit))
+    limit, spec = effective_limit(space.limit, data), checkpoint.spec_of(chosen.task)
+    image_size = None if keeps_size(chosen.task) else spec.image_size
+    pixels = pixels_text(spec.image_size) if spec.image_size != checkpoint.spec.image_size else ""
+    stem = result_stem(protocol, settings, replace(space, limit=limit), pixels)
     path = result_path(out, checkpoint.used, data.name, stem)
     state: State = "new" if space.reread or problem else job_state(path, data, space.skip_bad)
-    job = Job(chosen=chosen, protocol=protocol, settings=settings, data=data, path=path, state=state, limit=limit)
-    return replace(job, problem=problem or problem_of(job, checkpoint.spec, space))
+    job = Job(
+        chosen=chosen,
+        protocol=protocol,
+        settings=settings,
+        data=data,
+        path=path,
+        state=state,
+        limit=limit,
+        image_size=image_size,
+    )
+    return replace(job, problem=problem or problem_of(job, spec, space))
 
 
 def problem_of(job: Job, spec: FrozenSpec, space: Workspace) -> str:

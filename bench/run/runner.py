@@ -24,6 +24,7 @@ from bench.run.prepare import (
     job_state,
     prepare,
     refuse_mixed_contents,
+    size_lines,
     without_problems,
 )
 from bench.run.sharing import grouped, run_together
@@ -90,6 +91,7 @@ def _run_checkpoint(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs
     if len(done) == len(jobs):
         return
     export = world.on_all_ranks(lambda: export or _loaded(checkpoint))
+    say_once(*size_lines(checkpoint, jobs))
     if not export.spec.has_class_token:
         say_once("  it has no class token: protocols that read it read avg, the mean of the patches, instead")
     for group, group_space in grouped([job for job in jobs if job.state != "done"], export, space):

@@ -17,7 +17,7 @@ from engine.training.interruptions import Stopped
 def shared_by(job: Job, export: FrozenExport, space: Workspace) -> Shared:
     """What a job shares; nothing if its task raises an error, which fails it when it runs, and no other one."""
     try:
-        return job.chosen.task.shares(export, job.workspace(space))
+        return job.chosen.task.shares(job.network(export), job.workspace(space))
     except Exception:
         return Shared()
 
@@ -65,7 +65,7 @@ def run_together(
     Time is divided equally among the jobs that are still running, so that the sum over results is the time of the run.
     """
     running, seconds = dict(enumerate(jobs)), dict.fromkeys(range(len(jobs)), 0.0)
-    outcomes = _outcomes([job.chosen.task for job in jobs], export, space)
+    outcomes = _outcomes([job.chosen.task for job in jobs], jobs[0].network(export), space)
     while running:
         started, finished = time.perf_counter(), None
         outcome: Outcome | Exception

@@ -15,7 +15,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
-from bench.results.record import Result, interval_decimals, number_text, suffix
+from bench.results.record import Result, interval_decimals, number_text, pixels_text, suffix
 from bench.results.store import comparable_results
 from bench.statistics.intervals import LEVEL
 from bench.statistics.matching import Match, label_of, match_results, results_by_label
@@ -50,6 +50,7 @@ class Comparison:
     seeds: tuple[int, ...]  # seeds that both have, averaged per image
     paired: PairedTest  # the test and its numbers
     p_holm: float  # p of the test, corrected for all comparisons of the call
+    sizes: str = ""  # the sizes of the images, if each checkpoint has its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def to_text(comparisons: Comparisons) -> str:
     for comparison in comparisons.found:
         tables.setdefault(comparison_title(comparison), []).append(comparison)
     for title, rows in tables.items():
-        lines += [title, *_table(rows), ""]
+        lines += [title, *_table(rows), *dict.fromkeys(f"  {row.sizes}" for row in rows if row.sizes), ""]
     count = len(comparisons.found)
     mains: dict[tuple[str, str, str], Comparison] = {}  # first metric of each pair and protocol
     for comparison in comparisons.found:
@@ -272,11 +273,21 @@ def compare_match(
                 seeds=tuple(stored.result.seed for stored in match.first),
                 paired=test,
                 p_holm=test.p,
+                sizes=sizes_text(labels, (first, second)),
             )
         )
         if metric is None:
             break
     return comparisons, reasons
+
+
+def sizes_text(labels: Sequence[str], results: Sequence[Result]) -> str:
+    """The image sizes of networks that their sources evaluate at different ones, as a sentence; else ""."""
+    sizes = [pixels_text(result.image_size) for result in results if not result.checkpoint.is_raw_pixels]
+    if len({*sizes} - {""}) < 2:
+        return ""
+    sides = " and ".join(f"{label} {size} px" for label, size in zip(labels, sizes, strict=True))
+    return f"images have the size at which each network's source evaluates it: {sides}"
 
 
 def _meaning(result: Result, name: str) -> str:

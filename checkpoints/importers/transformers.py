@@ -116,7 +116,8 @@ def convert(branch: BranchTensors) -> Conversion:
     if rows != columns and (is_square_number or spec.relative_position != "none"):
         # By Dinov2Embeddings.interpolate_pos_encoding and BeitRelativePositionBias.forward
         raise ValueError(f"transformers mistakes its positions for those of a grid other than {rows} x {columns}")
-    return Conversion(spec=spec, tensors=tensors, preparation=_preparation(branch, spec))
+    size, preparation = _processed_size(branch, spec.patch_size), _preparation(branch, spec)
+    return Conversion(spec=spec, tensors=tensors, preparation=preparation, evaluation_size=size)
 
 
 def join_projections(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -290,6 +291,15 @@ KINDS: dict[str, Convert] = {
     **dict.fromkeys(("clip", "clip_vision_model"), _clip),
     **dict.fromkeys(("siglip", "siglip_vision_model"), _siglip),
 }
+
+
+def _processed_size(branch: BranchTensors, patch_size: int) -> tuple[int, int] | None:
+    """Height and width of the images that preprocessor_config.json makes, in whole patches; None if it has none."""
+    facts = branch.file.facts
+    name = "crop_size" if facts.get("preparation.do_center_crop") else "size"
+    sides = [facts.get(f"preparation.{name}.{side}", facts.get(f"preparation.{name}")) for side in ("height", "width")]
+    height, width = (side // patch_size * patch_size for side in size_from(sides) or (0, 0))
+    return (height, width) if height and width else None
 
 
 def _preparation(branch: BranchTensors, spec: ViTSpec) -> Preparation:

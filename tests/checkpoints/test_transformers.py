@@ -11,6 +11,7 @@ from random_networks import randomise
 from refusals import refusal
 
 from checkpoints.backbone import Backbone
+from checkpoints.export import ViTExport
 from checkpoints.import_options import ImportOptions
 from checkpoints.positions import sincos_positions
 from checkpoints.resolve import load, of_module
@@ -246,3 +247,15 @@ def test_sizes_at_which_the_library_mistakes_positions_are_refused(key, size, tm
     random_model(key).save_pretrained(tmp_path)
     rows, columns = size[0] // 8, size[1] // 8
     assert f"other than {rows} x {columns}" in refusal(load, tmp_path, ImportOptions(statistics="half"))
+
+
+def test_the_processors_size_is_that_of_the_evaluation(tmp_path):
+    save(random_model("Dinov2"), tmp_path)
+    own = load(tmp_path)
+    processor = {"do_center_crop": True, "size": {"shortest_edge": 40}, "crop_size": {"height": 19, "width": 19}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PREPARATION | processor))
+    processed, chosen = load(tmp_path), load(tmp_path, ImportOptions(image_size=own.spec.image_size))
+    assert (own.evaluation_size, processed.evaluation_size) == (own.spec.image_size, 16)  # whole patches
+    assert processed.digest == own.digest and processed.spec.image_size == own.spec.image_size
+    assert chosen.evaluation_size == own.spec.image_size
+    assert ViTExport.load(processed.save(tmp_path / "export")).evaluation_size == 16

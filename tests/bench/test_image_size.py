@@ -1,0 +1,109 @@
+"""The image size of an evaluation: its default, `--image-size`, and what tables and tests make of two sizes."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from made_results import made_checkpoint, made_metrics, made_result, save_result
+
+import bench
+from bench.__main__ import main
+from bench.reports.leaderboard import read_leaderboard, to_csv
+from bench.results.record import read_result, result_files
+from checkpoints.flops import forward_flops
+from checkpoints.importing import card_size
+from engine.errors import UserError
+from tests.probes.toy_exports import export_of_size
+
+GROUP = "digits/knn@dino[limit=60]"
+
+
+def run(out, folder, *words) -> int:
+    shared = ("--suite", "knn@dino", "--data", "digits=digits:", "--limit", "60", "--name", "toy", "--out", str(out))
+    return main(["run", "--checkpoint", str(folder), *shared, *words])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """An export with positions for 32 px whose source evaluates it on images of 16 px."""
+    export = export_of_size(32)
+    return replace(export, facts={"evaluation_size": 16}).save(tmp_path_factory.mktemp("exports") / "toy")
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory, folder):
+    """Results at the size of the source's evaluation, at that of the positions and at a size with two sides."""
+    out = tmp_path_factory.mktemp("out")
+    assert run(out, folder) == run(out, folder, "--image-size", "32") == run(out, folder, "--image-size", "16x24") == 0
+    return out
+
+
+def test_a_size_is_a_choice_of_the_evaluation(out, folder, capsys):
+    results = {path.stem: read_result(path) for path in result_files(out)}
+    sizes = {name: (result.image_size, result.group) for name, result in results.items()}
+    assert sizes == {
+        "knn@dino-limit60-16px-seed0": (16, GROUP),
+        "knn@dino-limit60-seed0": (32, "digits/knn@dino[limit=60 32px]"),  # the path of earlier versions
+        "knn@dino-limit60-16x24px-seed0": ((16, 24), "digits/knn@dino[limit=60 16x24px]"),
+    }
+    checkpoints = {result.checkpoint for result in results.values()}
+    assert len({used.digest for used in checkpoints}) == 1
+    assert {(used.image_size, used.table_size) for used in checkpoints} == {(16, 32)}
+    assert "_crop16_" in results["knn@dino-limit60-16px-seed0"].facts["val"]["transform"]
+    resized = bench.load(str(folder), image_size=16)  # an export of its own at this size has the same features
+    capsys.readouterr()
+    same = bench.evaluate(resized, "knn@dino", "digits=digits:", limit=60, out=out / "resized")
+    assert same.numbers == results["knn@dino-limit60-16px-seed0"].numbers
+    assert same.image_size == 16 and not same.chosen_size
+
+
+def test_the_size_is_printed_with_its_cost_before_anything_is_computed(out, folder, capsys):
+    cost = f"{forward_flops(export_of_size(16).spec) / 1e9:.3g} GFLOP"
+    for words in (["inspect", str(folder)], ["run", "--dry-run"]):
+        capsys.readouterr()
+        assert (main(words) if words[0] == "inspect" else run(out, folder, "--dry-run", "--rerun")) == 0
+        printed = capsys.readouterr().out
+        assert "16 px" in printed and cost in printed and "32 px" in printed
+
+
+def test_sizes_that_do_not_fit_and_pixels(out, folder, capsys):
+    with pytest.raises(UserError, match="whole patches are 24") as refused:
+        bench.evaluate(str(folder), "knn@dino", "digits=digits:", image_size=23, out=out)
+    assert refused.value.argument == "image_size"
+    pixels = bench.evaluate("pixels:8", "knn@dino", "digits=digits:", image_size=32, limit=60, out=out / "pixels")
+    assert pixels.image_size == 8 and not pixels.chosen_size
+
+
+def test_results_without_a_size_are_those_of_the_positions(out, tmp_path):
+    for path in result_files(out):
+        if "24px" not in path.stem:
+            result = json.loads(path.read_text())
+            if path.stem == "knn@dino-limit60-seed0":  # as earlier versions wrote it
+                del result["image_size"], result["checkpoint"]["image_size"], result["checkpoint"]["table_size"]
+            target = tmp_path / path.relative_to(out)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(json.dumps(result))
+    assert {*read_leaderboard(tmp_path).groups} == {GROUP, "digits/knn@dino[limit=60 32px]"}
+
+
+def test_two_default_sizes_share_a_table_that_shows_them(tmp_path):
+    metrics = made_metrics({"top1": 50.0})
+    for number, size in enumerate((224, 518), start=1):
+        used = made_checkpoint(f"at{size}", number, image_size=size)
+        save_result(tmp_path, made_result(used, metrics, image_size=size))
+    board = read_leaderboard(tmp_path)
+    (caveat,) = board.caveats["digits/knn@dino"]
+    assert "at224 224 px" in caveat and "at518 518 px" in caveat
+    header, *rows = [line.split(",") for line in to_csv(board).splitlines()]
+    assert [row[header.index("image_size")] for row in rows] == ["224", "518"]
+
+
+def test_the_cards_size_is_for_the_networks_of_the_card():
+    plain = export_of_size(224).spec
+    sizes = {
+        518: replace(plain, image_size=518, patch_size=14),
+        256: replace(plain, image_size=256, architecture="vit_base_patch16_dinov3", rotary="centred"),
+    }
+    assert {card_size(spec) for spec in sizes.values()} == {224}
+    assert [card_size(replace(spec, image_size=112)) for spec in sizes.values()] == [112, 112]
+    assert card_size(replace(plain, image_size=256)) == 256
