@@ -2,23 +2,26 @@
 
 published.csv has one number per row. Columns before `checkpoint` are facts of the source, in our words. The columns
 from `checkpoint` on map the number to this tool; a test checks that every name in them exists, or that the row states
-what is missing.
+what is missing. mieb.csv has the few-shot accuracies of MIEB: a row for each encoder, and a column for each image set
+with `mean deviation` over five draws.
 
 `bench run` reports immediately whether results of published weights reproduce the published numbers. Weights are
 recognised by their digest, so weights that merely share a name are never compared.
 """
 
 import csv
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from math import sqrt
 from pathlib import Path
 
-from bench.results.record import Result
+from bench.results.record import DataUsed, Result
 from bench.settings import setting_text
 from engine.printing import did_you_mean
 
-FILE = Path(__file__).parent / "published.csv"
+FOLDER = Path(__file__).parent
 LOG = "training log"  # stands for a protocol where the cost of a pretraining is measured
 # Units of metrics that are not percentages.
 UNITS = {"hours": "h", "minutes_per_epoch": "min", "gpu_memory": "GB", "rmse": "m"}
@@ -71,14 +74,26 @@ class PublishedValue:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedSet:
-    """An image set that sources evaluate on. url: an example. images: split -> count, by which it is recognised."""
+    """An image set that sources evaluate on, recognised by its numbers of images and classes.
+
+    url: an example. images: split -> count. classes: None for scenes.
+    """
 
     url: str
     images: Mapping[str, int]
+    classes: int | None = None
+
+
+def _of_torchvision(name: str, train: int, val: int, classes: int) -> PublishedSet:
+    return PublishedSet(url=f"torchvision:{name}:/data/{name}", images={"train": train, "val": val}, classes=classes)
+
+
+def _of_folder(name: str, train: int, val: int, classes: int) -> PublishedSet:
+    return PublishedSet(url=f"folder:/data/{name}", images={"train": train, "val": val}, classes=classes)
 
 
 SETS = {
-    "imagenet": PublishedSet(url="imagenet:/data/ILSVRC", images={"train": 1281167, "val": 50000}),
+    "imagenet": PublishedSet(url="imagenet:/data/ILSVRC", images={"train": 1281167, "val": 50000}, classes=1000),
     "ade20k": PublishedSet(url="ade20k:/data/ADEChallengeData2016", images={"train": 20210, "val": 2000}),
     "cityscapes": PublishedSet(url="cityscapes:/data/cityscapes", images={"train": 2975, "val": 500}),
     "coco": PublishedSet(url="coco:/data/coco", images={"train": 118287, "val": 5000}),
@@ -90,7 +105,54 @@ SETS = {
     "coco20k": PublishedSet(url="trainval:/data/coco20k", images={"val": 19817}),
     "copydays": PublishedSet(url="copydays:/data/copydays", images={"train": 10157}),  # 10 000 of them distractors
     "roxford5k": PublishedSet(url="revisited:/data/roxford5k", images={"train": 4993, "val": 70}),
+    "rparis6k": PublishedSet(url="revisited:/data/rparis6k", images={"train": 6322, "val": 70}),
+    # Of these two, sources train on train or trainval; the test images are the same.
+    "aircraft": PublishedSet(url="torchvision:FGVCAircraft:/data/FGVCAircraft", images={"val": 3333}, classes=100),
+    "country211": PublishedSet(url="torchvision:Country211:/data/Country211", images={"val": 21100}, classes=211),
+    "birdsnap": _of_folder("birdsnap", 16000, 1851, 500),
+    "caltech101": _of_torchvision("Caltech101", 3060, 6084, 102),
+    "cars": _of_torchvision("StanfordCars", 8144, 8041, 196),
+    "cifar10": _of_torchvision("CIFAR10", 50000, 10000, 10),
+    "cifar100": _of_torchvision("CIFAR100", 50000, 10000, 100),
+    "cub": _of_folder("cub", 5994, 5794, 200),
+    "dtd": _of_torchvision("DTD", 3760, 1880, 47),
+    "eurosat": _of_folder("eurosat", 16200, 5400, 10),
+    "fashionmnist": _of_torchvision("FashionMNIST", 60000, 10000, 10),  # only told from MNIST by its URL, as is KMNIST
+    "fer2013": _of_folder("fer2013", 28709, 7178, 7),
+    "flowers102": _of_torchvision("Flowers102", 2040, 6149, 102),
+    "flowers-mieb": _of_folder("flowers", 7169, 1020, 102),
+    "food101": _of_torchvision("Food101", 75750, 25250, 101),
+    "gtsrb": _of_torchvision("GTSRB", 26640, 12630, 43),
+    "imagenette": _of_torchvision("Imagenette", 9469, 3925, 10),
+    "kmnist": _of_torchvision("KMNIST", 60000, 10000, 10),
+    "mnist": _of_torchvision("MNIST", 60000, 10000, 10),
+    "pcam": _of_folder("pcam", 262144, 32768, 2),
+    "pets": _of_torchvision("OxfordIIITPet", 3680, 3669, 37),
+    "resisc45": _of_folder("resisc45", 18900, 6300, 45),
+    "stl10": _of_torchvision("STL10", 5000, 8000, 10),
+    "sun397": _of_torchvision("SUN397", 19850, 19850, 397),
+    "sun397-mieb": _of_folder("sun397", 76127, 21750, 397),
+    "ucf101": _of_folder("ucf101", 1786096, 697222, 101),
+    "voc2007": _of_torchvision("VOC2007", 5011, 4952, 20),
 }
+# How MIEB's splits differ from the official ones, or from those that a set here has.
+MIEB_SPLITS = {
+    "aircraft": "draws from train, 3334 images, not from trainval",
+    "birdsnap": "32 images a class, and the 1851 test images that can still be had",
+    "caltech101": "30 images a class in train, drawn anew",
+    "country211": "draws from train, 31650 images, without the validation images",
+    "eurosat": "60 and 20 % by lists of google-research/remote_sensing_representations; no official split",
+    "flowers-mieb": "a random cut of all 8189 images, not the official split",
+    "resisc45": "60 and 20 % by lists of google-research/remote_sensing_representations; no official split",
+    "sun397-mieb": "a random cut, not the official partition",
+    "ucf101": "each frame of the videos is an image",
+}
+MIEB_DRAWS = 5  # of 16 images a class
+MIEB_SETS = (
+    *("cifar10", "cifar100", "caltech101", "pets", "flowers-mieb", "food101", "dtd", "cars", "aircraft", "stl10"),
+    *("sun397-mieb", "imagenet", "birdsnap", "ucf101", "mnist", "gtsrb", "eurosat", "resisc45", "fer2013"),
+    *("country211", "pcam"),
+)
 # Name of pretraining images in the column `images` -> their name in --data, and an example URL.
 PRETRAINED_ON = {
     "ImageNet-1k": ("imagenet", SETS["imagenet"].url),
@@ -162,14 +224,27 @@ TABLES = {
     "simdino:readme": "SimDINO and SimDINOv2 compared with DINO and DINOv2 at 100 epochs",
     "ep:board": "37 encoders: attentive (EP) and linear probe (LP)",
     "nepa:readme": "released weights: fine-tuning",
+    "dinov2:table8": "logistic regression on 12 sets compared with other methods",
+    "dinov2:table9": "retrieval of landmarks compared with other methods",
+    "dinov2:table10": "linear segmentation compared with other methods",
+    "dinov2:table11": "depth on NYU compared with other methods",
+    "visbench:leaderboard": "DINOv2 ViT-S by VisBench's probes",
+    "jafar:logs": "DINOv2 ViT-S by a linear layer on upsampled features",
+    **{f"mieb:{name}": f"42 encoders: 16 images a class of {name}" for name in MIEB_SETS},
 }
 
 
 @cache
 def published_values() -> tuple[PublishedValue, ...]:
-    """All rows of published.csv, in the order of the file: by paper and table."""
-    with open(FILE, encoding="utf-8", newline="") as file:
-        return tuple(_value(row) for row in csv.DictReader(file))
+    """All rows of published.csv, in the order of the file, by paper and table; then those of mieb.csv, by image set."""
+    values = tuple(_value(row) for row in _rows("published.csv"))
+    encoders = _rows("mieb.csv")
+    return values + tuple(_mieb_value(encoder, name) for name in MIEB_SETS for encoder in encoders)
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with open(FOLDER / name, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 @cache
@@ -178,9 +253,25 @@ def compares_methods(table: str) -> bool:
     return len({value.model for value in published_values() if value.table == table}) > 1
 
 
-def set_name(images: Mapping[str, int]) -> str:
-    """Key of the entry of SETS that has this number of images in each split; "" if there is none."""
-    return next((name for name, published in SETS.items() if published.images.items() <= images.items()), "")
+def set_names(data: DataUsed) -> list[str]:
+    """Keys of the entries of SETS that have these numbers of images and classes: several if they cannot be told apart.
+
+    A scheme that names its set, as in `torchvision:CIFAR10:/data`, decides; results of older versions lack classes.
+    """
+    names = [
+        name
+        for name, published in SETS.items()
+        if published.images.items() <= data.images.items()
+        and (None in (published.classes, data.classes) or published.classes == data.classes)
+    ]
+    scheme = data.url.lower().split(":")[:-1]
+    return [name for name in names if name in scheme] or names
+
+
+def set_name(data: DataUsed) -> str:
+    """The one entry of `set_names`; "" if there are none or several."""
+    names = set_names(data)
+    return names[0] if len(names) == 1 else ""
 
 
 def values_of(table: str) -> Sequence[PublishedValue]:
@@ -193,6 +284,30 @@ def values_of(table: str) -> Sequence[PublishedValue]:
 def _value(row: Mapping[str, str]) -> PublishedValue:
     numbers = {name: float(row[name]) if row[name] else None for name in ("std", "tolerance")}
     return PublishedValue(**{**row, **numbers, "value": float(row["value"])})  # type: ignore[arg-type]
+
+
+def _mieb_value(encoder: Mapping[str, str], name: str) -> PublishedValue:
+    """The accuracy of an encoder, a row of mieb.csv, on an image set."""
+    mean, deviation = map(float, encoder[name].split())
+    notes = [MIEB_SPLITS.get(name), encoder["note"], "at chance, as published" if deviation == 0 and mean < 1 else ""]
+    facts = ("model", "architecture", "epochs", "images", "checkpoint", "pretraining", "importer")
+    return PublishedValue(
+        **{fact: encoder[fact] for fact in facts},
+        table=f"mieb:{name}",
+        setting="",
+        value=mean,
+        std=deviation,
+        # Two means over five draws each differ by this deviation.
+        tolerance=deviation * sqrt(2 / MIEB_DRAWS),
+        source=f"MIEB {name}, {encoder['repository']} of embeddings-benchmark/results f4cc6c8",
+        note="; ".join(filter(None, notes)),
+        digest="",
+        network="",
+        protocol="lowshot@mieb",
+        settings="",
+        data=name,
+        metric="top1_16shot",
+    )
 
 
 OURS = {"%": 0.5, "m": 0.01}  # tolerance by unit if the source states none
@@ -231,6 +346,42 @@ def against_published(
         )
 
 
+def published_in(
+    results: Iterable[Result],
+) -> tuple[dict[str, dict[tuple[str, str], PublishedValue]], dict[str, str]]:
+    """Name of each published checkpoint -> (group, metric) -> its number, by the protocols and image sets of results.
+
+    Settings must be the same. Ablations of a single method are left out. Also returns a sentence for each group whose
+    image set may be one of several.
+    """
+    groups: dict[tuple[str, str, str], set[str]] = defaultdict(set)  # (image set, protocol, changed settings)
+    metrics: dict[str, set[str]] = defaultdict(set)
+    sets_of_group: dict[str, list[str]] = {}
+    for result in results:
+        unchanged = replace(result, protocol=replace(result.protocol, changes={}))
+        if result.status == "ok" and unchanged.variant in ((), (f"v{result.protocol.version}",)):
+            sets_of_group[result.group] = set_names(result.data)
+            metrics[result.group].update(result.metrics)
+            for name in sets_of_group[result.group]:
+                groups[name, result.protocol.name, changed_settings(result)].add(result.group)
+    by_checkpoint: dict[str, dict[tuple[str, str], PublishedValue]] = defaultdict(dict)
+    ambiguous = {}
+    for value in published_values():
+        is_ablation = len(value.pretraining.split()) > 2
+        if is_ablation and not compares_methods(value.table):
+            continue
+        settings = " ".join(sorted(value.settings.split()))
+        for group in groups.get((value.data, value.protocol, settings), ()):
+            if len(names := sets_of_group[group]) > 1:
+                ambiguous[group] = (
+                    f"No published numbers are shown: by its numbers of images the set is {' or '.join(names)}. The "
+                    "number of classes, which results of older versions lack, or a URL torchvision:NAME:PATH decides."
+                )
+            elif value.metric in metrics[group]:
+                by_checkpoint[value.checkpoint].setdefault((group, value.metric), value)
+    return by_checkpoint, ambiguous
+
+
 def changed_settings(result: Result) -> str:
     """The changed settings of a result's protocol, sorted, in the format of the column `settings`."""
     return " ".join(sorted(f"{name}={setting_text(setting)}" for name, setting in result.protocol.changes.items()))
@@ -244,5 +395,5 @@ def _is_same_measurement(result: Result, value: PublishedValue) -> bool:
         and value.metric in result.metrics
         and result.limit is None
         and not result.chosen_size
-        and set_name(result.data.images) == value.data
+        and set_name(result.data) == value.data
     )

@@ -22,7 +22,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.published.values import PublishedValue, changed_settings, compares_methods, published_values, set_name
+from bench.published.values import PublishedValue, published_in
 from bench.results.record import (
     COST_UNITS,
     CheckpointUsed,
@@ -305,29 +305,19 @@ def _constant_caveats(result: Result, label: str) -> Iterator[str]:
 def with_published(leaderboard: Leaderboard) -> Leaderboard:
     """The leaderboard with a row for each published checkpoint that has a number in one of its columns.
 
-    The protocol, its settings and the sizes of the image set must be those of the publication. Ablations of a single
-    method are left out.
+    The protocol, its settings and the sizes of the image set must be those of the publication. A deviation that was
+    published with a number is in the column of the metric's deviation, if there is one.
     """
-    same_groups: dict[tuple[str, str, str], set[str]] = defaultdict(set)  # (image set, protocol, changed settings)
-    for result in (stored.result for stored in leaderboard.results):
-        data = set_name(result.data.images)
-        unchanged = replace(result, protocol=replace(result.protocol, changes={}))
-        if data and result.status == "ok" and unchanged.variant in ((), (f"v{result.protocol.version}",)):
-            same_groups[data, result.protocol.name, changed_settings(result)].add(result.group)
-    by_checkpoint: dict[str, dict[Column, PublishedValue]] = defaultdict(dict)
-    for value in published_values():
-        is_ablation = len(value.pretraining.split()) > 2
-        if is_ablation and not compares_methods(value.table):
-            continue
-        settings = " ".join(sorted(value.settings.split()))
-        for group in same_groups.get((value.data, value.protocol, settings), ()):
-            if value.metric in leaderboard.groups[group]:
-                by_checkpoint[value.checkpoint].setdefault((group, value.metric), value)
-    rows, notes = {}, defaultdict(list)
+    by_checkpoint, ambiguous = published_in(stored.result for stored in leaderboard.results)
+    notes = defaultdict(list, {group: [sentence] for group, sentence in ambiguous.items()})
+    rows = {}
     for name, values in sorted(by_checkpoint.items()):
         one = next(iter(values.values()))
         checkpoint = CheckpointUsed(name=name, digest="", method=one.model, architecture=one.architecture)
         rows[checkpoint] = {column: Cell(mean=value.value, unit=value.unit) for column, value in values.items()}
+        for (group, metric), value in values.items():
+            if value.std is not None and (deviation := f"{metric}_std") in leaderboard.groups[group]:
+                rows[checkpoint][group, deviation] = Cell(mean=value.std, higher_is_better=None)
         for group in dict.fromkeys(group for group, _ in values):
             own = [value for column, value in values.items() if column[0] == group]
             notes[group].append(_published_caveat(own))

@@ -208,6 +208,7 @@ class DataUsed:
     # name of each file or set that the protocol reads besides the splits -> its SHA-256 or fingerprint
     reads: Mapping[str, str] = field(default_factory=dict)
     images: Mapping[str, int] = field(default_factory=dict)  # split -> number of images, before `limit`
+    classes: int | None = None  # number of classes; null for scenes, and in results of older versions
     warnings: tuple[str, ...] = ()  # warnings about the images, a line each
 
     def differ_from(self, other: "DataUsed") -> list[str]:

@@ -16,17 +16,20 @@ from bench.published.values import (
     TABLES,
     against_published,
     published_values,
+    set_name,
     tolerance_of,
     values_of,
 )
 from bench.reports.leaderboard import to_terminal, with_published, write_leaderboard
 from bench.reproduce import protocol_of, unmeasured, untrained
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result, result_path, write_result
+from bench.statistics.compare import compare
 from checkpoints.export import ViTExport
 from downstream.metrics.scores import AP_THRESHOLDS, scores
 from downstream.tasks.depth_linear import METRICS as DEPTH_METRICS
 from downstream.tasks.video_propagation import mean_scores
 from engine.extensions import load_extension, source_files
+from engine.files import digest
 from engine.tasks import Workspace
 from probes.finetune.model_selection import ModelSelection
 from probes.shifted import FOLDERS
@@ -104,7 +107,8 @@ def metrics_of(protocol, export, cache, metric) -> set[str]:
         assert k in task.k
         return {name.replace("k1", f"k{k}") for name in replace(task, k=(1,)).run(export, space).metrics}
     if protocol.key == "lowshot":
-        return set(replace(task, tolerance=0.1, lists="", solver="lbfgs").run(export, space).metrics)
+        own = set(replace(task, tolerance=0.1, lists="", solver="lbfgs").run(export, space).metrics)
+        return own | {name.replace("top1", "per_class") for name in own} | {"mAP"}  # as image sets ask for them
     if protocol.key == "linear":
         cheap = dict(epochs=1, warmup_epochs=0, augment=False, lrs=task.lrs[:1], readouts=task.readouts[:1], batch=16)
         return set(replace(task, **cheap).run(export, space).metrics)
@@ -177,7 +181,7 @@ def test_other_quantities_are_not_compared(result, value):
 
 def test_a_run_reports_a_number_that_is_not_as_published(bench, exports, tmp_path, monkeypatch):
     export = ViTExport.load(exports[0])
-    monkeypatch.setitem(SETS, "imagenet", replace(SETS["imagenet"], images={"train": 64, "val": 32}))
+    monkeypatch.setitem(SETS, "imagenet", replace(SETS["imagenet"], images={"train": 64, "val": 32}, classes=None))
     monkeypatch.setattr(values, "published_values", lambda: (of_digest(export.digest[:12], value=-50.0),))
     words = ("--checkpoint", exports[0], "--suite", "knn@moca", "--data", "any=tiny:", "--out", tmp_path)
     code, out, _ = bench("run", *words)
@@ -232,6 +236,52 @@ def test_published_rows_of_changed_settings_are_shown_beside_results_of_the_same
     assert any(
         "mae-b is MAE" in line and "the best epoch on the validation images" in line for line in board.caveats[group]
     )
+
+
+def low_shot(name: str, value: float, checkpoint: CheckpointUsed = USED, **data) -> Result:
+    """16 shots on a set of CIFAR's counts."""
+    used = DataUsed(name=name, url="folder:/d", images=SETS["cifar10"].images, **data)
+    metrics = made_metrics({"top1_16shot": value}) | made_metrics({"top1_16shot_std": 0.5}, higher_is_better=None)
+    return made_result(checkpoint, metrics, protocol=ProtocolUsed(name="lowshot@mieb", version=1), data=used)
+
+
+def test_the_few_shot_accuracies_of_mieb_are_those_of_its_results():
+    of_sets = {value.data: value for value in VALUES if value.checkpoint == "dinov2-s" and value.table[:5] == "mieb:"}
+    published = {name: (value.value, value.std) for name, value in of_sets.items()}
+    assert published.items() >= {"cifar10": (92.95, 0.66), "cifar100": (77.02, 0.30), "pets": (92.01, 0.40)}.items()
+    assert published.items() >= {"caltech101": (88.58, 0.70), "flowers-mieb": (99.51, 0.07)}.items()
+    assert len(published) == 21 and sum(value.table.startswith("mieb:") for value in VALUES) == 42 * 21
+    assert tolerance_of(of_sets["cifar10"])[0] == pytest.approx(2 * 0.66 * np.sqrt(2 / 5) + 0.05)
+
+
+def test_sets_of_equal_counts_are_told_apart_by_their_classes():
+    results = [low_shot("ten", 90.0, classes=10), low_shot("hundred", 70.0, classes=100), low_shot("old", 90.0)]
+    board = with_published(made_leaderboard(results))
+    (row,) = [row for checkpoint, row in board.rows.items() if checkpoint.name == "dinov2-s"]
+    assert {column: cell.mean for column, cell in row.items()} == {
+        ("ten/lowshot@mieb", "top1_16shot"): 92.95,
+        ("ten/lowshot@mieb", "top1_16shot_std"): 0.66,
+        ("hundred/lowshot@mieb", "top1_16shot"): 77.02,
+        ("hundred/lowshot@mieb", "top1_16shot_std"): 0.30,
+    }
+    (line,) = [line for line in board.caveats["old/lowshot@mieb"] if "published" in line]
+    assert "cifar10 or cifar100" in line
+    named = {
+        url: set_name(DataUsed(name="x", url=url, images=SETS[key].images, classes=10))
+        for key, url in (("mnist", "folder:/mnist"), ("mnist", "torchvision:MNIST:/d"), ("cifar10", "cifar10:/d"))
+    }
+    assert named == {"folder:/mnist": "", "torchvision:MNIST:/d": "mnist", "cifar10:/d": "cifar10"}
+
+
+def test_a_comparison_shows_published_numbers_of_the_same_architecture(tmp_path):
+    for name, value in (("mine", 0.0), ("other", 1.0)):
+        used = CheckpointUsed(name=name, digest=digest(name), architecture="ViT-S/14")
+        result = low_shot("ten", 100 * value, used, classes=10)
+        metrics = {"top1_16shot": replace(result.metrics["top1_16shot"], array="top1_16shot")}
+        path = result_path(tmp_path, used, "ten", "lowshot@mieb-seed0")
+        write_result(path, replace(result, metrics=metrics), {"top1_16shot": np.full(10000, value)})
+    text = str(compare(tmp_path, ["mine", "other"]))
+    assert "dinov2-s 92.95 +- 0.66 (mieb:cifar10)" in text and "dinov2-b" not in text
 
 
 def test_published_depth_errors_are_compared_to_the_centimetre():
