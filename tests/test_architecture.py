@@ -96,7 +96,7 @@ READS = {  # FILE FUNCTION CALL -> why it may read without them
     "bench/commands/list.py _docstring extension.path.read_text": PACKAGE,
     "bench/index.py write_index FILE.read_bytes": PACKAGE,
     "bench/reports/leaderboard.py _repr_markdown_ read_text": OWN,
-    "bench/published/values.py published_values open": PACKAGE,
+    "bench/published/values.py _rows open": PACKAGE,
     "bench/reports/page.py page_of read_text": PACKAGE,
     "bench/results/record.py read_arrays np.load": OPENED,
     "bench/run/calibration.py free_memory read_text": KERNEL,

@@ -3,7 +3,7 @@
 published.csv has one number per row. Columns before `checkpoint` are facts of the source, in our words. The columns
 from `checkpoint` on map the number to this tool; a test checks that every name in them exists, or that the row states
 what is missing. mieb.csv has the few-shot accuracies of MIEB: a row for each encoder, and a column for each image set
-with `mean deviation` over five draws.
+with `mean deviation` over five draws. sets.csv has the image sets.
 
 `bench run` reports immediately whether results of published weights reproduce the published numbers. Weights are
 recognised by their digest, so weights that merely share a name are never compared.
@@ -21,7 +21,6 @@ from bench.results.record import DataUsed, Result
 from bench.settings import setting_text
 from engine.printing import did_you_mean
 
-FOLDER = Path(__file__).parent
 LOG = "training log"  # stands for a protocol where the cost of a pretraining is measured
 # Units of metrics that are not percentages.
 UNITS = {"hours": "h", "minutes_per_epoch": "min", "gpu_memory": "GB", "rmse": "m"}
@@ -84,75 +83,23 @@ class PublishedSet:
     classes: int | None = None
 
 
-def _of_torchvision(name: str, train: int, val: int, classes: int) -> PublishedSet:
-    return PublishedSet(url=f"torchvision:{name}:/data/{name}", images={"train": train, "val": val}, classes=classes)
+@cache
+def _rows(name: str) -> list[dict[str, str]]:
+    """The rows of a CSV file of this folder."""
+    with open(Path(__file__).parent / name, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
-def _of_folder(name: str, train: int, val: int, classes: int) -> PublishedSet:
-    return PublishedSet(url=f"folder:/data/{name}", images={"train": train, "val": val}, classes=classes)
+def _set_of(row: Mapping[str, str]) -> PublishedSet:
+    images = {split: int(row[split]) for split in ("train", "val") if row[split]}
+    return PublishedSet(url=row["url"], images=images, classes=int(row["classes"]) if row["classes"] else None)
 
 
-SETS = {
-    "imagenet": PublishedSet(url="imagenet:/data/ILSVRC", images={"train": 1281167, "val": 50000}, classes=1000),
-    "ade20k": PublishedSet(url="ade20k:/data/ADEChallengeData2016", images={"train": 20210, "val": 2000}),
-    "cityscapes": PublishedSet(url="cityscapes:/data/cityscapes", images={"train": 2975, "val": 500}),
-    "coco": PublishedSet(url="coco:/data/coco", images={"train": 118287, "val": 5000}),
-    "voc": PublishedSet(url="voc:/data/VOCdevkit", images={"train": 10582, "val": 1449}),  # with SBD's masks
-    "nyu": PublishedSet(url="nyu:/data/nyu", images={"train": 24231, "val": 654}),
-    "davis": PublishedSet(url="davis:/data/DAVIS", images={"val": 1999}),  # frames of 30 videos
-    "voc07": PublishedSet(url="trainval:/data/VOCdevkit/VOC2007", images={"val": 5011}),
-    "voc12": PublishedSet(url="trainval:/data/VOCdevkit/VOC2012", images={"val": 11540}),
-    "coco20k": PublishedSet(url="trainval:/data/coco20k", images={"val": 19817}),
-    "copydays": PublishedSet(url="copydays:/data/copydays", images={"train": 10157}),  # 10 000 of them distractors
-    "roxford5k": PublishedSet(url="revisited:/data/roxford5k", images={"train": 4993, "val": 70}),
-    "rparis6k": PublishedSet(url="revisited:/data/rparis6k", images={"train": 6322, "val": 70}),
-    # Of these two, sources train on train or trainval; the test images are the same.
-    "aircraft": PublishedSet(url="torchvision:FGVCAircraft:/data/FGVCAircraft", images={"val": 3333}, classes=100),
-    "country211": PublishedSet(url="torchvision:Country211:/data/Country211", images={"val": 21100}, classes=211),
-    "birdsnap": _of_folder("birdsnap", 16000, 1851, 500),
-    "caltech101": _of_torchvision("Caltech101", 3060, 6084, 102),
-    "cars": _of_torchvision("StanfordCars", 8144, 8041, 196),
-    "cifar10": _of_torchvision("CIFAR10", 50000, 10000, 10),
-    "cifar100": _of_torchvision("CIFAR100", 50000, 10000, 100),
-    "cub": _of_folder("cub", 5994, 5794, 200),
-    "dtd": _of_torchvision("DTD", 3760, 1880, 47),
-    "eurosat": _of_folder("eurosat", 16200, 5400, 10),
-    "fashionmnist": _of_torchvision("FashionMNIST", 60000, 10000, 10),  # only told from MNIST by its URL, as is KMNIST
-    "fer2013": _of_folder("fer2013", 28709, 7178, 7),
-    "flowers102": _of_torchvision("Flowers102", 2040, 6149, 102),
-    "flowers-mieb": _of_folder("flowers", 7169, 1020, 102),
-    "food101": _of_torchvision("Food101", 75750, 25250, 101),
-    "gtsrb": _of_torchvision("GTSRB", 26640, 12630, 43),
-    "imagenette": _of_torchvision("Imagenette", 9469, 3925, 10),
-    "kmnist": _of_torchvision("KMNIST", 60000, 10000, 10),
-    "mnist": _of_torchvision("MNIST", 60000, 10000, 10),
-    "pcam": _of_folder("pcam", 262144, 32768, 2),
-    "pets": _of_torchvision("OxfordIIITPet", 3680, 3669, 37),
-    "resisc45": _of_folder("resisc45", 18900, 6300, 45),
-    "stl10": _of_torchvision("STL10", 5000, 8000, 10),
-    "sun397": _of_torchvision("SUN397", 19850, 19850, 397),
-    "sun397-mieb": _of_folder("sun397", 76127, 21750, 397),
-    "ucf101": _of_folder("ucf101", 1786096, 697222, 101),
-    "voc2007": _of_torchvision("VOC2007", 5011, 4952, 20),
-}
-# How MIEB's splits differ from the official ones, or from those that a set here has.
-MIEB_SPLITS = {
-    "aircraft": "draws from train, 3334 images, not from trainval",
-    "birdsnap": "32 images a class, and the 1851 test images that can still be had",
-    "caltech101": "30 images a class in train, drawn anew",
-    "country211": "draws from train, 31650 images, without the validation images",
-    "eurosat": "60 and 20 % by lists of google-research/remote_sensing_representations; no official split",
-    "flowers-mieb": "a random cut of all 8189 images, not the official split",
-    "resisc45": "60 and 20 % by lists of google-research/remote_sensing_representations; no official split",
-    "sun397-mieb": "a random cut, not the official partition",
-    "ucf101": "each frame of the videos is an image",
-}
+# A set without its number of training images: sources train on train or trainval, and test on the same images.
+SETS = {row["name"]: _set_of(row) for row in _rows("sets.csv")}
+# Set -> how MIEB's split differs from the official one, or from the one that it has here; "" if it does not.
+MIEB_SETS = {row["name"]: row["mieb"] for row in _rows("sets.csv") if row["name"] in _rows("mieb.csv")[0]}
 MIEB_DRAWS = 5  # of 16 images a class
-MIEB_SETS = (
-    *("cifar10", "cifar100", "caltech101", "pets", "flowers-mieb", "food101", "dtd", "cars", "aircraft", "stl10"),
-    *("sun397-mieb", "imagenet", "birdsnap", "ucf101", "mnist", "gtsrb", "eurosat", "resisc45", "fer2013"),
-    *("country211", "pcam"),
-)
 # Name of pretraining images in the column `images` -> their name in --data, and an example URL.
 PRETRAINED_ON = {
     "ImageNet-1k": ("imagenet", SETS["imagenet"].url),
@@ -242,11 +189,6 @@ def published_values() -> tuple[PublishedValue, ...]:
     return values + tuple(_mieb_value(encoder, name) for name in MIEB_SETS for encoder in encoders)
 
 
-def _rows(name: str) -> list[dict[str, str]]:
-    with open(FOLDER / name, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @cache
 def compares_methods(table: str) -> bool:
     """Whether a table has values of several methods, rather than ablations of one."""
@@ -289,7 +231,7 @@ def _value(row: Mapping[str, str]) -> PublishedValue:
 def _mieb_value(encoder: Mapping[str, str], name: str) -> PublishedValue:
     """The accuracy of an encoder, a row of mieb.csv, on an image set."""
     mean, deviation = map(float, encoder[name].split())
-    notes = [MIEB_SPLITS.get(name), encoder["note"], "at chance, as published" if deviation == 0 and mean < 1 else ""]
+    notes = [MIEB_SETS[name], encoder["note"], "at chance, as published" if deviation == 0 and mean < 1 else ""]
     facts = ("model", "architecture", "epochs", "images", "checkpoint", "pretraining", "importer")
     return PublishedValue(
         **{fact: encoder[fact] for fact in facts},
