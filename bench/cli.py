@@ -27,6 +27,7 @@ from bench.settings import meanings
 from engine.errors import in_one_line, on_command_line, traceback_of
 from engine.extensions import one_line
 from engine.printing import did_you_mean, say
+from engine.progress import Progress
 from engine.settings import annotations, from_text, plain_type, union_members
 from engine.training.interruptions import STOPPED, Stopped
 
@@ -82,7 +83,8 @@ def run_command(argv: Sequence[str]) -> int:
             from engine.machine import keep_memory
 
             keep_memory()  # has to be set before torch allocates
-        return command.run(options)
+        with Progress(f"bench {argv[0]}", None):
+            return command.run(options)
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
     except Stopped as stop:

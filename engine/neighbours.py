@@ -82,7 +82,7 @@ def search(
     *,
     prepare: Prepare = plain_rows,
     world: World = World(),  # noqa: B008  (frozen)
-    label: str = "",
+    label: str = "nearest neighbours",
 ) -> Neighbours:
     """The k rows of a gallery with the largest inner products, for this process's share of the queries.
 
@@ -94,7 +94,7 @@ def search(
         k: 1 to N.
         prepare: reads rows of a file and returns the vectors to compare.
         device: of both backends; a FAISS built without GPU support uses the CPU.
-        label: of the progress bar; "" for none.
+        label: of the progress bar.
 
     Raises:
         ValueError: k exceeds N, or FAISS is not installed.
@@ -120,7 +120,7 @@ def search(
                 progress.advance(1)
             del find  # frees the block before the next one is read
 
-    with Progress(label, tiles, "tiles", quiet=not (label and world.is_rank0)) as progress:
+    with Progress(label, tiles, "tiles") as progress:
         world.on_all_ranks(search_tiles)
         return _merge_processes(similarities, indices, world)
 

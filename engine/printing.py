@@ -9,6 +9,7 @@ import io
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -40,11 +41,14 @@ def print_lines(text: str) -> None:
     print(text, flush=True)
 
 
+last_line = 0.0  # when something was printed last, by time.monotonic()
 _listener: Callable[[str], object] | None = None  # in Python, progress is silent unless the caller wants to hear it
 
 
 def say(*lines: object, errors: bool = False) -> None:
     """Report each of `lines` as one line to the listener; with `errors` print it to standard error instead."""
+    global last_line
+    last_line = time.monotonic()
     if lines and errors:
         print(text_of(lines), file=sys.stderr, flush=True)
     elif lines and _listener:

@@ -15,6 +15,7 @@ from typing import Protocol as Interface
 import numpy as np
 
 from engine.distributed import World
+from engine.progress import with_progress
 from engine.settings import Validated
 from engine.work import Scale, Work
 
@@ -327,7 +328,8 @@ def resampled(score: Score, images: int, most: int = MAX_RESAMPLES) -> dict[str,
     """
     counts = _counts(images, min(resamples_of(images), most))
     blocks = [counts[first : first + RESAMPLES_AT_ONCE] for first in range(0, len(counts), RESAMPLES_AT_ONCE)]
-    parts = [score(block.astype(np.float64)) for block in blocks]
+    shown = with_progress(blocks, "bootstrap over images", f"blocks of {RESAMPLES_AT_ONCE} resamples")
+    parts = [score(block.astype(np.float64)) for block in shown]
     if not isinstance(parts[0], Mapping):
         raise ValueError(f"the score of resampled() returned {type(parts[0]).__name__}; return name -> (r,) in a dict")
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

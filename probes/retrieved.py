@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.machine import run_on_core_threads
+from engine.progress import Progress
 from engine.tasks import Workspace
 from imagesets.sets import ImageSet
 
@@ -112,10 +113,13 @@ def describe_images(images: ImageSet, describe: Callable[[Image.Image], Tensor],
         descriptors[index] = describe(images.image(index)).cpu().numpy()
         if not np.isfinite(descriptors[index]).all():
             raise ValueError(f"{images.path(index)}: its features are not finite; check the checkpoint")
+        progress.advance(1)
 
     def describe_own() -> dict[int, np.ndarray]:
         run_on_core_threads(describe_image, own, space.workers if torch.device(space.device).type == "cpu" else 1)
         return descriptors
 
-    all_descriptors = {index: row for part in space.world.gather_results(describe_own) for index, row in part.items()}
+    with Progress(f"descriptors of {images.title}", len(own)) as progress:
+        parts = space.world.gather_results(describe_own)
+    all_descriptors = {index: row for part in parts for index, row in part.items()}
     return np.stack([all_descriptors[index] for index in range(len(images))])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from own_networks import write_networks
 from PIL import Image
+from slow_clock import slow_clock
 
 from bench.index import FILE, write_index
 from bench.run.outcomes import checked
@@ -63,8 +64,12 @@ def shuffled(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module", params=SMOKE)
 def solved(request, export, coloured, tmp_path_factory) -> tuple[str, Outcome]:
-    """The name of a protocol, and its outcome on the true colours."""
-    return request.param, run(request.param, export, coloured, tmp_path_factory.mktemp("cache"))
+    """The name of a protocol, and its outcome on the true colours, for which nothing was silent for ten seconds."""
+    with slow_clock() as clock:
+        outcome = run(request.param, export, coloured, tmp_path_factory.mktemp("cache"))
+    assert clock.now > 20, "work that the test does not slow down"
+    assert clock.longest_silence() <= 10
+    return request.param, outcome
 
 
 def written(folder: Path, shuffled: bool) -> str:

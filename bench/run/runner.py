@@ -33,6 +33,7 @@ from checkpoints.resolve import load_frozen
 from engine.distributed import World, start_world
 from engine.errors import in_one_line, traceback_of
 from engine.printing import say, text_of
+from engine.progress import Progress
 from engine.tasks import Outcome
 
 
@@ -100,18 +101,21 @@ def _run_checkpoint(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs
             tally.skipped += len(group)
             continue
         say_of_each(group, " ...")
-        for job, outcome, seconds in run_together(group, export, group_space):
-            outcome = common_outcome(job, outcome, world)
-            if world.is_rank0:
-                result = result_of(job, checkpoint, space, outcome, seconds)
-                kept = "; the earlier result is kept" if _write(job, result, outcome) == failure_path(job.path) else ""
-                say(f"{number[job.path]} {f'{job.title}: ' if len(group) > 1 else ''}{result_line(result)}{kept}")
-                tally.results.append((result, export.facts))
-            if isinstance(outcome, Exception):
-                tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(outcome)}")
-                tally.errors.append(outcome)
-            else:
-                tally.done += 1
+        with Progress(", ".join(job.title for job in group), None):
+            for job, outcome, seconds in run_together(group, export, group_space):
+                outcome = common_outcome(job, outcome, world)
+                if world.is_rank0:
+                    result = result_of(job, checkpoint, space, outcome, seconds)
+                    is_kept = _write(job, result, outcome) == failure_path(job.path)
+                    title = f"{job.title}: " if len(group) > 1 else ""
+                    kept = "; the earlier result is kept" if is_kept else ""
+                    say(f"{number[job.path]} {title}{result_line(result)}{kept}")
+                    tally.results.append((result, export.facts))
+                if isinstance(outcome, Exception):
+                    tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(outcome)}")
+                    tally.errors.append(outcome)
+                else:
+                    tally.done += 1
 
 
 def _made_meanwhile(jobs: Sequence[Job], skip_bad: bool) -> bool:

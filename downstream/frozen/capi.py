@@ -8,7 +8,7 @@ M training patches, Q queries, m rows of either, D width, K classes, P pixels of
 """
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -33,6 +33,7 @@ from downstream.frozen.patches import (
 from downstream.frozen.task import UsableScenes, class_areas, normalised_tensor, round_up_to_patch
 from downstream.metrics.scores import scores
 from engine.neighbours import MIN_NORM, Prepare
+from engine.progress import Progress, with_progress
 from engine.rows import ChosenRows, Rows, release_pages, row_slices
 from engine.settings import OneOrMoreDifferent, PositiveFloat, PositiveInt, ProperFraction
 from engine.tasks import Workspace
@@ -79,11 +80,12 @@ class PatchRows:
 def mean_and_std(features: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation (D,) of some rows (M,) of a file; 1 in place of a constant feature's deviation."""
     total, squares = np.zeros(features.shape[1]), np.zeros(features.shape[1])
-    for part in row_slices(len(rows), ROWS_READ):
+    parts = [*row_slices(len(rows), ROWS_READ)]
+    for part in with_progress(parts, "mean of the patches", "blocks"):
         total += features[rows[part]].sum(0, dtype=np.float64)
         release_pages(features)
     mean = total / len(rows)
-    for part in row_slices(len(rows), ROWS_READ):
+    for part in with_progress(parts, "deviation of the patches", "blocks"):
         squares += np.square(features[rows[part]] - mean).sum(0)
         release_pages(features)
     std = np.sqrt(squares / len(rows))
@@ -222,9 +224,10 @@ class CapiKnn(CapiTask):
             _, nearest = nearest_patches(memory.features, queries.features, largest, space, prepare)
             for choice in same_distance:
                 neighbours = memory.rows[nearest[:, : choice["k"]]]  # (Q, k) rows of the file
-                parts = row_slices(len(neighbours), max(1, MAX_LABELS // (choice["k"] * pixels.shape[1])))
+                parts = [*row_slices(len(neighbours), max(1, MAX_LABELS // (choice["k"] * pixels.shape[1])))]
                 # At each pixel of a patch the most frequent of the neighbours' labels there.
-                labels = [most_frequent(pixels[neighbours[part]], axis=1) for part in parts]
+                shown = with_progress(parts, f"votes of {choice['k']} neighbours", "blocks")
+                labels = [most_frequent(pixels[neighbours[part]], axis=1) for part in shown]
                 yield choice, np.concatenate(labels)
 
 
@@ -268,7 +271,12 @@ class CapiLogistic(CapiTask):
             values, labels = np.unique(memory.file.labels[memory.rows], return_inverse=True)
             features = torch.from_numpy(memory.standardised()).to(space.device)
             targets, classes = torch.from_numpy(labels).to(space.device), len(values)
-            fits = {n: fit_logistic(features, targets, classes, choices[n]["C"], self.iterations) for n in own_choices}
+            fits = {}
+            with Progress("logistic regression", len(own_choices), "fits", parts=self.iterations) as progress:
+                for done, number in enumerate(own_choices, 1):
+                    strength = choices[number]["C"]
+                    fits[number] = fit_logistic(features, targets, classes, strength, self.iterations, progress.advance)
+                    progress.advance(done * self.iterations - progress.done)  # iterations that it did not need
             predicted = {number: np.empty((len(queries.rows), 1), np.uint8) for number in own_choices}
             for part in row_slices(len(queries.rows), ROWS_READ):
                 standardised = queries.standardised(part)
@@ -281,7 +289,12 @@ class CapiLogistic(CapiTask):
 
 
 def fit_logistic(
-    features: Tensor, labels: Tensor, classes: int, strength: float, iterations: int = 1000
+    features: Tensor,
+    labels: Tensor,
+    classes: int,
+    strength: float,
+    iterations: int = 1000,
+    advance: Callable[[int], object] = lambda count: None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Minimise  C sum CE + |W|^2 / 2  over W and the biases, which are not penalised, by L-BFGS in float64.
 
@@ -289,6 +302,7 @@ def fit_logistic(
         features: (M, D) float32; read a few rows at a time, so that logits take little memory.
         labels: (M,) int64, below K = `classes`.
         strength: C.
+        advance: called with 1 after each iteration.
 
     Returns:
         Weights (K, D) and biases (K,).
@@ -316,6 +330,9 @@ def fit_logistic(
         return loss, gradient.flatten().cpu().numpy()
 
     options = {"maxiter": iterations, "maxfun": 4 * iterations, "ftol": 1e-15, "gtol": 1e-10, "maxcor": 20}
-    solution = minimize(objective, np.zeros(classes * (width + 1)), jac=True, method="L-BFGS-B", options=options)
+    start = np.zeros(classes * (width + 1))
+    solution = minimize(
+        objective, start, jac=True, method="L-BFGS-B", options=options, callback=lambda weights: advance(1)
+    )
     weights = solution.x.reshape(classes, width + 1)
     return weights[:, :-1], weights[:, -1]

@@ -206,7 +206,7 @@ class HeadTraining:
         request, interval = StopRequest(), save_interval(task.steps)
         label = f"{task.KEY} on {self.train.scenes.url.removesuffix(':')}"
         backbone = backbone_of(self.export, self.space)
-        progress = Progress(f"training {label}", task.steps, "steps", quiet=not world.is_rank0)
+        progress = Progress(f"training {label}", task.steps, "steps")
         with listening(request.ask), progress:
             progress.resume(self.step)
             batches = self.batches(backbone)

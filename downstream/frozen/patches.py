@@ -41,7 +41,7 @@ from downstream.metrics.scores import weighted_scores
 from engine.files import locked, reserve
 from engine.machine import run_on_core_threads
 from engine.neighbours import Prepare, search, search_bytes
-from engine.progress import Progress
+from engine.progress import Progress, with_progress
 from engine.rows import Rows, release_pages, row_slices
 from engine.tasks import Outcome, Shared, Workspace
 from engine.training.loading import read_ahead
@@ -85,7 +85,7 @@ class PatchFile:
     def labels(self) -> np.ndarray:
         """The most frequent label of each patch (M,)."""
         labels = np.empty(len(self), np.uint8)
-        for part in row_slices(len(self), ROWS_READ):
+        for part in with_progress([*row_slices(len(self), ROWS_READ)], "labels of patches", "blocks"):
             labels[part] = most_frequent(np.asarray(self.pixels[part]), axis=1)
             release_pages(self.pixels)
         return labels
@@ -149,7 +149,7 @@ def extract_patches(
             if not batches:
                 return 0
             backbone, total, reader = backbone_of(export, space), sum(map(len, batches)), Batches(read, batches)
-            with Progress(f"patches of {scenes.url} {scenes.split}", total, quiet=not world.is_rank0) as progress:
+            with Progress(f"patches of {scenes.url} {scenes.split}", total) as progress:
 
                 def extract(item: int, squares: Tensor, labels: Tensor) -> None:
                     write(batches[item], patch_maps(backbone, squares, [LAYER])[0], labels)

@@ -202,7 +202,7 @@ def map_across_processes(
 
     def work_on_share() -> dict[int, Result]:
         share, results = items[world.rank :: world.size].tolist(), {}
-        with Progress(label, len(share), unit, quiet=not world.is_rank0) as progress:
+        with Progress(label, len(share), unit) as progress:
             for item in share:
                 results[item] = work(item)
                 progress.advance(1)

@@ -375,8 +375,7 @@ class EvaluationLoop(ValLoop):
     """mmengine's evaluation with a progress bar; in float32 in any precision of training, as in mmseg and mmdet."""
 
     def run(self) -> dict[str, float]:
-        quiet = self.runner.rank > 0
-        with Progress("evaluating", len(self.dataloader), quiet=quiet) as self.bar:
+        with Progress("evaluating", len(self.dataloader)) as self.bar:
             return super().run()
 
     def run_iter(self, idx: int, data_batch: Any) -> None:
@@ -419,7 +418,7 @@ def run_plan(plan: Plan, space: Workspace) -> TrainedModel:
 def _train(model: nn.Module, images: Sequence[Any], evaluations: EvaluationHook, plan: Plan, space: Workspace) -> None:
     """Train to the end, and mark the training as finished. images: training and validation datasets."""
     steps, accumulation, world = plan.start.steps, plan.accumulation(space), space.world
-    bar = Progress(plan.label, steps, "steps", parts=accumulation, quiet=not world.is_rank0)
+    bar = Progress(plan.label, steps, "steps", parts=accumulation)
     states = StateHook(evaluations.folder / "states", save_interval(steps), accumulation, plan.label, world)
     hooks = [IterationHook(plan.schedule, plan.start, accumulation, space.seed, bar), states, evaluations]
     runner = build_runner(model, images, hooks, evaluations, plan, space)

@@ -39,6 +39,7 @@ from downstream.frozen.task import (
     round_up_to_patch,
 )
 from engine.errors import option
+from engine.progress import with_progress
 from engine.settings import PositiveFloat, PositiveInt
 from engine.tasks import Outcome, Protocol, Workspace, smoke_protocol
 from engine.work import Scale, Work
@@ -217,8 +218,11 @@ class Correspondence(FrozenTask):
         """Errors (K,) of each pair of a class, whose images go through the network once."""
         of_class = pairs.classes == label
         indices = np.unique(pairs.ends[of_class]).tolist()
-        patches = {index: self.read_patches(backbone, scenes, index) for index in indices}
-        return [self.match_pair(scenes, number, patches)[1] for number in pairs.numbers[of_class].tolist()]
+        patches, name = {}, scenes.classes[label]
+        for index in with_progress(indices, f"patches of {name}", "images"):
+            patches[index] = self.read_patches(backbone, scenes, index)
+        numbers = with_progress(pairs.numbers[of_class].tolist(), f"keypoints of {name}", "pairs")
+        return [self.match_pair(scenes, number, patches)[1] for number in numbers]
 
     def read_patches(self, backbone: Backbone, scenes: SceneSet, index: int) -> ImagePatches:
         """The patches of an image, padded to a square."""

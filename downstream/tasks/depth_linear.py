@@ -25,6 +25,7 @@ from downstream.frozen.heads import HeadTask
 from downstream.frozen.task import Layer, Random, UsableScenes, backbone_of, pad_centred, patch_maps, round_up_to_patch
 from engine.errors import option
 from engine.printing import say
+from engine.progress import with_progress
 from engine.settings import BelowOne, FactorRange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from engine.tasks import Metric, Outcome, Protocol, Workspace, smoke_protocol
 from engine.training.schedules import FallingOneCycle
@@ -321,7 +322,7 @@ class DepthLinear(HeadTask):
 
     def check_depths(self, scenes: SceneSet, skip_bad: bool) -> None:
         """ValueError unless a pixel of the scenes counts. Reads scenes until one has such a pixel."""
-        for index in range(len(scenes)):
+        for index in with_progress(range(len(scenes)), f"looking for depths of {scenes.split}", "images"):
             with suppress(*[ValueError] if skip_bad else []):
                 if evaluation_mask(read_scene(scenes, index)[1], self.depths, self.eigen).any():
                     return
@@ -446,7 +447,8 @@ def read_scene(scenes: SceneSet, index: int) -> tuple[Tensor, Tensor]:
 def unit_warnings(images: UsableScenes) -> list[str]:
     """A warning if CHECKED_MAPS depth maps of a split, evenly spread, all end nearer than the walls of a room."""
     checked = images.indices[np.unique(np.arange(CHECKED_MAPS) * len(images.indices) // CHECKED_MAPS)].tolist()
-    farthest = max(float(read_scene(images.scenes, index)[1].max()) for index in checked)
+    shown = with_progress(checked, "checking the unit of depths", "images")
+    farthest = max(float(read_scene(images.scenes, index)[1].max()) for index in shown)
     if farthest >= ROOM_DEPTH:
         return []
     return [

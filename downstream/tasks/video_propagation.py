@@ -34,6 +34,7 @@ from downstream.frozen.task import (
 )
 from engine.errors import option
 from engine.printing import say
+from engine.progress import with_progress
 from engine.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from engine.tasks import Outcome, Protocol, Workspace, smoke_protocol
 from engine.work import Scale, Work
@@ -159,8 +160,8 @@ def frame_scores(predicted: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """
     objects = range(1, int(truth[0].max()) + 1)
     scores = np.empty((2, len(objects), max(len(truth) - 2, 0)))
-    for row, number in enumerate(objects):
-        for frame in range(1, len(truth) - 1):
+    for frame in with_progress(range(1, len(truth) - 1), "scoring masks", "frames"):
+        for row, number in enumerate(objects):
             masks = predicted[frame] == number, truth[frame] == number
             scores[:, row, frame - 1] = region_similarity(*masks), contour_accuracy(*masks)
     return scores
@@ -203,7 +204,8 @@ class VideoPropagation(FrozenTask):
     def check_images(self, space: Workspace) -> None:
         super().check_images(space)
         (scenes,) = open_both(space, ["val"])
-        for frames in () if space.skip_bad else scenes.videos.values():
+        videos = [] if space.skip_bad else [*scenes.videos.values()]
+        for frames in with_progress(videos, f"checking frames of {scenes.url}", "videos"):
             space.world.on_rank0(partial(check_video, scenes, frames))
 
     def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
@@ -301,7 +303,7 @@ class VideoPropagation(FrozenTask):
         start_masks = first_masks(first, (rows, columns)).to(start)
         near = neighbourhood_mask((rows, columns), self.radius, start.device)
         earlier: deque[tuple[Tensor, Tensor]] = deque(maxlen=self.frames)
-        for index in frames[1:]:
+        for index in with_progress(frames[1:], f"propagating {scenes.image_path(frames[0]).parent.name}", "frames"):
             features = read_features(index)
             context, masks = zip((start, start_masks), *earlier, strict=True)
             soft = propagate(context, masks, features, near, self.k, self.temperature)
@@ -319,7 +321,8 @@ def read_truth(scenes: SceneSet, frames: list[int]) -> np.ndarray:
     check_video(scenes, frames[:1])
     first = scene_mask(scenes, frames[0])
     size = (first.shape[0], first.shape[1])
-    return np.stack([first, *(scene_mask(scenes, index, size) for index in frames[1:])])
+    others = with_progress(frames[1:], "reading masks", "frames")
+    return np.stack([first, *(scene_mask(scenes, index, size) for index in others)])
 
 
 def object_statistics(predicted: np.ndarray, truth: np.ndarray) -> np.ndarray:

@@ -198,7 +198,7 @@ class Trainer:
             log = is_rank0 and averages.seconds >= LOG_EVERY
             return {"stop": self.asked_to_stop, "save": is_rank0 and saving.is_due(), "log": log}
 
-        bar = Progress(self.name, steps.stop * self.recipe.batch, quiet=not self.world.is_rank0)
+        bar = Progress(self.name, steps.stop * self.recipe.batch)
         with closing(records), closing(self.micro_batches(steps)) as micro_batches, bar:
             bar.resume(steps.start * self.recipe.batch)
             if self.run.init and self.step == 0:

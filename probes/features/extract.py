@@ -264,7 +264,7 @@ class Extraction:
             image_set=self.image_set,
         )
         label = f"features of {self.image_set.title}"
-        progress = Progress(label, store.count, quiet=not world.is_rank0)
+        progress = Progress(label, store.count)
         with Writer(store=store, missing=missing) as writer, progress:
             progress.resume(store.count - sum(sizes))
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.progress import Progress
 from engine.tasks import Metric, Workspace
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform, normalise
@@ -52,9 +53,11 @@ class Evaluator:
 
             def evaluate_batch(batch: DecodedBatch, span: range) -> None:
                 results[batch.number] = self.hits(network, batch, span), batch.unreadable
+                progress.advance(len(span))
 
             reader = Reader(self.image_set, self.transform, own, self.space.skip_bad)
-            for_each_batch(reader, evaluate_batch, self.space.device, self.space.workers)
+            with Progress(f"evaluating on {self.image_set.title}", sum(map(len, own.values()))) as progress:
+                for_each_batch(reader, evaluate_batch, self.space.device, self.space.workers)
             return results
 
         for results in world.gather_results(evaluate):

@@ -156,7 +156,7 @@ class Training:
             Stopped: In all processes after the same step, when one of them was asked to stop.
         """
         steps, save_timer = self.steps, Timer(SAVE_EVERY)
-        progress = Progress(label, steps, "steps", quiet=not self.world.is_rank0)
+        progress = Progress(label, steps, "steps")
         self.network.train()
         with listening(self.request.ask), progress:
             progress.resume(self.step)

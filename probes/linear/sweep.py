@@ -253,7 +253,7 @@ class ConcurrentSweeps:
             self.world.on_rank0(lambda: self.lock(stack))
             for sweep in self.sweeps:
                 self.resume(sweep)
-            bar = Progress(self.label, self.total_steps, "steps", quiet=not self.world.is_rank0)
+            bar = Progress(self.label, self.total_steps, "steps")
             self.bar = stack.enter_context(bar)
             self.bar.resume(self.steps_done)
             stack.enter_context(listening(self.request.ask))

@@ -359,7 +359,7 @@ def run_fits(
     """
     jobs = [FitJob(subset, chain) for subset in range(len(rows)) for chain in fitter.lambda_chains()]
     total = len(jobs) + (len(rows) if fitter.settings.holdout else 0)
-    with Progress("logistic regression", total, "fits", quiet=not world.is_rank0) as progress:
+    with Progress("logistic regression", total, "fits") as progress:
 
         def run_all(jobs: Sequence[FitJob], work: Callable[[FitJob, World], list[Any]]) -> list[list[Any]]:
             def run(job: FitJob, team: World) -> list[Any]:

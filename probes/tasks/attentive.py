@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
+from engine.progress import Progress
 from engine.settings import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from engine.tasks import ADDED, Protocol, Workspace, as_reported
 from engine.training.schedules import CosineAhead, CosineToTheEnd, Schedule, TableCosine, TrainProgress, WarmupCosine
@@ -249,9 +250,11 @@ class AttentiveProbe(Probe):
                 path = readable.path(min(unreadable))
                 raise ValueError(f"{path}: could be read before and cannot be read now; run the same again")
             on_tokens({readout: tokens}, labels[positions.start : positions.stop].to(tokens.device))
+            progress.advance(len(positions))
 
         transform = transform_of(self.export, self.space, self.task)
-        self.evaluation_stream.compute_features(readable, transform, [kinds], spans, on_round)
+        with Progress(f"evaluating on {images.title}", len(readable)) as progress:
+            self.evaluation_stream.compute_features(readable, transform, [kinds], spans, on_round)
 
     def step_heads(self, heads: Any, features: Mapping[str, Tensor], labels: Tensor, progress: TrainProgress) -> None:
         width = self.export.spec.width

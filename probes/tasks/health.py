@@ -16,6 +16,7 @@ import numpy as np
 
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport, FrozenSpec
+from engine.progress import Progress
 from engine.settings import PositiveInt, TwoOrMore
 from engine.tasks import Metric, Outcome, Protocol, Workspace
 from engine.work import Scale, Work
@@ -168,9 +169,11 @@ def patch_norms(export: FrozenExport, images: ImageSet, space: Workspace, task: 
     def measure(batch: DecodedBatch, span: range) -> None:
         features = backbone.views(backbone.prepare(batch.pixels), [(-1, False)])[-1, False]
         norms[batch.number] = features.patches.norm(dim=-1).flatten(1).cpu().numpy()
+        progress.advance(len(span))
 
     reader = Reader(images, transform_of(export, space, task), spans, skip_bad=False)
-    for_each_batch(reader, measure, space.device, space.workers)
+    with Progress("norms of patches", len(images)) as progress:
+        for_each_batch(reader, measure, space.device, space.workers)
     return np.concatenate([norms[number] for number in sorted(norms)])
 
 

@@ -220,7 +220,6 @@ class Knn(PooledTask):
             space.device,
             prepare=unit_rows,
             world=world,
-            label="nearest neighbours",
         )
         hits = self.hits(near, gallery, queries, ks, world)
         temperature = self.best_temperature(hits, ks[0])

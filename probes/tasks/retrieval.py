@@ -20,6 +20,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.errors import option
 from engine.neighbours import unit_rows
+from engine.progress import with_progress
 from engine.settings import Fraction, PositiveInt
 from engine.tasks import Outcome, Protocol, Shared, Workspace
 from engine.work import Part, Scale, Work
@@ -75,7 +76,7 @@ class Retrieval(PooledTask):
         chosen = evenly_spaced(len(queries), min(MAX_QUERIES, len(queries)))
         database = unit_rows(gallery[self.kind])
         scores = []
-        for query in chosen.tolist():
+        for query in with_progress(chosen.tolist(), "ranking the images", "queries"):
             order = nearest_first(database, unit_rows(queries[self.kind], slice(query, query + 1)))
             positives = np.flatnonzero(gallery.labels == queries.labels[query]).tolist()
             scores.append(level_scores(order, [{"easy": positives, "hard": [], "junk": []}], "easy"))

@@ -17,6 +17,7 @@ from elsewhere import ranks
 from frozen_program import CAPI, DEPTHS, HUMMINGBIRD, LOGISTIC, SEGMENTER, TASKS
 from own_networks import write_networks
 from PIL import Image
+from slow_clock import slow_clock
 from toy_scenes import PLAIN, SPECS, export_of, kill_at_call, workspace
 
 from bench.__main__ import main
@@ -41,8 +42,17 @@ def run_task(name: str, folder: Path, **settings) -> Outcome:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory) -> Callable[[str], Outcome]:
-    """A function from a task's name to the outcome of an uninterrupted run."""
-    return cache(lambda name: run_task(name, tmp_path_factory.mktemp(name)))
+    """A function from a task's name to the outcome of an uninterrupted run, which was never silent for ten seconds."""
+
+    @cache
+    def outcome_of(name: str) -> Outcome:
+        with slow_clock(file=1.5) as clock:
+            outcome = run_task(name, tmp_path_factory.mktemp(name))
+        assert clock.now > 10, "work that the test does not slow down"
+        assert clock.longest_silence() <= 10
+        return outcome
+
+    return outcome_of
 
 
 @pytest.mark.slow

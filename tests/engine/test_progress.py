@@ -2,18 +2,29 @@
 
 import io
 import re
+import time
 
 import pytest
 
+from engine import progress as progress_module
+from engine.printing import say
 from engine.progress import Progress, span
 
 
 class Clock:
-    def __init__(self):
-        self.now = 100.0
+    now = 100.0
 
     def __call__(self):
         return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch) -> Clock:
+    """The time, which passes only where a test moves it."""
+    clock = Clock()
+    monkeypatch.setattr(progress_module, "clock", clock)
+    monkeypatch.setattr(progress_module, "LOOK_EVERY", 3600.0)
+    return clock
 
 
 class Terminal(io.StringIO):
@@ -21,10 +32,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def printed(stream, steps, total=100, quiet=False, before=0):
+def printed(stream, steps, total=100, before=0):
     """The output of steps of (seconds, units) after `before` units of an earlier run."""
-    clock = Clock()
-    with Progress("features", total, stream=stream, clock=clock, quiet=quiet) as progress:
+    clock = progress_module.clock
+    with Progress("features", total, stream=stream) as progress:
         progress.resume(before)
         for seconds, count in steps:
             clock.now += seconds
@@ -37,20 +48,20 @@ def test_short_work_prints_nothing(stream):
     assert printed(stream(), [(0.5, 30)] * 3) == ""
 
 
-def test_a_log_has_lines_after_two_seconds_and_then_every_thirty():
-    lines = printed(io.StringIO(), [(1, 1)] * 65).splitlines()
+def test_a_log_has_lines_after_two_seconds_and_then_every_eight():
+    lines = printed(io.StringIO(), [(1, 1)] * 20).splitlines()
     assert lines == [
         "features: 2/100 images, 1.0 images/s, 1 min 38 s left",
-        "features: 32/100 images, 1.0 images/s, 1 min 08 s left",
-        "features: 62/100 images, 1.0 images/s, 38 s left",
-        "features: 65 of 100 images in 1 min 05 s",
+        "features: 10/100 images, 1.0 images/s, 1 min 30 s left",
+        "features: 18/100 images, 1.0 images/s, 1 min 22 s left",
+        "features: 20 of 100 images in 20 s",
     ]
 
 
-def test_parts_are_reported_as_units_and_a_fraction():
+def test_parts_are_reported_as_units_and_a_fraction(clock):
     """As forward passes of an accumulated step that takes minutes."""
-    stream, clock = io.StringIO(), Clock()
-    with Progress("training", 24, "steps", parts=16, stream=stream, clock=clock) as progress:
+    stream = io.StringIO()
+    with Progress("training", 24, "steps", parts=16, stream=stream) as progress:
         progress.resume(16)
         for _ in range(20):
             clock.now += 34
@@ -92,11 +103,11 @@ def test_a_line_fits_a_narrow_terminal(monkeypatch):
 
 def test_resumed_work_counts_from_the_beginning():
     """Rate and remaining time are those of this run alone."""
-    lines = printed(io.StringIO(), [(1, 1)] * 40, before=60).splitlines()
+    lines = printed(io.StringIO(), [(1, 1)] * 12, before=88).splitlines()
     assert lines == [
-        "features: 62/100 images, 1.0 images/s, 38 s left",
-        "features: 92/100 images, 1.0 images/s, 8 s left",
-        "features: 100 of 100 images, 40 of them now, in 40 s",
+        "features: 90/100 images, 1.0 images/s, 10 s left",
+        "features: 98/100 images, 1.0 images/s, 2 s left",
+        "features: 100 of 100 images, 12 of them now, in 12 s",
     ]
     assert "65/100 images, 2.0 images/s" in printed(Terminal(), [(0.5, 1), (2, 4)], before=60)
 
@@ -110,23 +121,24 @@ def test_the_remaining_time_ignores_the_first_units():
     ]
 
 
-@pytest.mark.parametrize("quiet", [False, True])
-def test_a_message_is_printed_above_the_bar(quiet):
-    stream, clock = Terminal(), Clock()
-    with Progress("features", 10, stream=stream, clock=clock, quiet=quiet) as progress:
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_message_is_printed_above_the_bar(rank, clock, monkeypatch):
+    monkeypatch.setenv("RANK", rank)
+    stream = Terminal()
+    with Progress("features", 10, stream=stream) as progress:
         clock.now += 3
         progress.advance(4)
         progress.say("warning: odd")
         clock.now += 3
         progress.advance(6)
     lines = [line for line in lines_of(stream.getvalue()) if "\u2501" not in line]
-    assert lines == ([] if quiet else ["warning: odd", "features: 10 of 10 images in 6 s"])
+    assert lines == ([] if rank == "1" else ["warning: odd", "features: 10 of 10 images in 6 s"])
 
 
-def test_finished_work_is_reported_before_later_output():
+def test_finished_work_is_reported_before_later_output(clock):
     """A training in a generator has its results printed between its last unit and its end."""
-    stream, clock = io.StringIO(), Clock()
-    with Progress("heads", 10, "steps", parts=2, stream=stream, clock=clock) as progress:
+    stream = io.StringIO()
+    with Progress("heads", 10, "steps", parts=2, stream=stream) as progress:
         clock.now += 3
         progress.advance(10)
         progress.advance(10)
@@ -138,15 +150,43 @@ def test_finished_work_is_reported_before_later_output():
     assert printed(stream, [(5, 100)]) == "features: 100 of 100 images in 5 s\n"  # and no line before it
 
 
-def test_a_quiet_process_prints_nothing():
-    assert printed(io.StringIO(), [(5, 10)] * 10, quiet=True) == ""
+def test_of_several_processes_only_the_first_prints(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert printed(io.StringIO(), [(5, 10)] * 10) == ""
+
+
+def test_nothing_is_silent_between_two_units_or_around_all_work(monkeypatch):
+    """In real time, as the lines come from a thread: the work inside, then that around it unless something is said."""
+    monkeypatch.setattr(progress_module, "clock", time.monotonic)
+    for name, seconds in {"SILENT_FOR": 0.1, "HEARTBEAT": 0.3, "LOOK_EVERY": 0.02}.items():
+        monkeypatch.setattr(progress_module, name, seconds)
+    around, inside = io.StringIO(), io.StringIO()
+
+    def wait_for(stream, lines):
+        end = time.monotonic() + 30
+        while len(stream.getvalue().splitlines()) < lines and time.monotonic() < end:
+            time.sleep(0.01)
+        return stream.getvalue().splitlines()[lines - 1]
+
+    with Progress("bench run", None, stream=around):
+        with Progress("fits", 2, "fits", stream=inside) as fits:
+            fits.advance(1)
+            assert wait_for(inside, 2).startswith("fits: 1/2 fits")
+            assert not around.getvalue()
+            fits.advance(1)
+        said = time.monotonic()
+        say("a line")
+        assert re.fullmatch(r"bench run: \d+ s so far", wait_for(around, 1)) and time.monotonic() - said >= 0.3
+    assert (
+        inside.getvalue().splitlines()[-1].startswith("fits: 2 of 2 fits") and len(around.getvalue().splitlines()) == 1
+    )
 
 
 @pytest.mark.parametrize(("parts", "advanced", "units"), [(1, 4, 4), (2, 12, 6)])
-def test_an_error_is_raised_and_reported_as_a_stop(parts, advanced, units):
+def test_an_error_is_raised_and_reported_as_a_stop(parts, advanced, units, clock):
     """Also where more parts are done than there are units."""
-    stream, clock = io.StringIO(), Clock()
-    with pytest.raises(KeyError), Progress("features", 10, parts=parts, stream=stream, clock=clock) as progress:
+    stream = io.StringIO()
+    with pytest.raises(KeyError), Progress("features", 10, parts=parts, stream=stream) as progress:
         clock.now += 3
         progress.advance(advanced)
         raise KeyError
@@ -164,19 +204,20 @@ def test_durations_are_shown_in_two_units(seconds, text):
     assert span(seconds) == text
 
 
-def test_control_characters_of_a_label_are_escaped():
-    stream, clock = io.StringIO(), Clock()
-    with Progress("features of a\x1b[2J\nb", 2, stream=stream, clock=clock) as progress:
+def test_control_characters_of_a_label_are_escaped(clock):
+    stream = io.StringIO()
+    with Progress("features of a\x1b[2J\nb", 2, stream=stream) as progress:
         clock.now += 3
         progress.advance(2)
     assert stream.getvalue().startswith("features of a\\x1b[2J\\nb: 2 of 2 images")
 
 
-def test_a_generator_closed_after_its_last_unit_is_not_reported_as_stopped():
+def test_a_generator_closed_after_its_last_unit_is_not_reported_as_stopped(monkeypatch):
     stream, times = io.StringIO(), iter(range(0, 100, 3))
+    monkeypatch.setattr(progress_module, "clock", lambda: next(times))
 
     def steps():
-        with Progress("train", 2, "steps", stream=stream, clock=lambda: next(times)) as progress:
+        with Progress("train", 2, "steps", stream=stream) as progress:
             for _ in range(2):
                 progress.advance(1)
                 yield
