@@ -1,14 +1,30 @@
-"""For all tests: no network, no test without cases, and the order of tests in several processes."""
+"""For all tests: no network, no test without cases, what this Python lacks, and the order of tests in processes."""
 
 import os
+import re
+import sys
 from collections.abc import Iterator
 from itertools import groupby, islice
 
 import pytest
 
 from engine.errors import on_command_line
+from engine.optional import UP_TO_312
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Packages without wheels for Python 3.13, and those that come with them.
+LACKING = {*UP_TO_312, "pycocotools", "cv2"} if sys.version_info >= (3, 13) else set()
+
+
+def lacking(error: BaseException | None) -> str | None:
+    """The reason to skip a test that failed because this Python has no wheels of a package; None for other errors.
+
+    The test imported the package, or the program refused to do without it.
+    """
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in LACKING:
+        return f"needs {error.name}, which Python 3.13 does not have"
+    refusal = re.search(r"needs [\w-]+, which Python 3\.\d+ does not have", str(error))
+    return refusal[0] if refusal and LACKING else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -23,18 +39,33 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
-    """Skip a file of golden tests whose recordings, under another GOLDEN_ROOT, have an option that it cannot express.
+    """Skip a file that needs what this Python lacks, and one of golden tests whose recordings it cannot express.
 
-    The reason is the error's last line, which names the option. Under tests/golden the file fails.
+    The latter have, under another GOLDEN_ROOT, an option that the error's last line names. Under tests/golden the file
+    fails.
     """
     report = yield
-    if report.failed and "GOLDEN_ROOT" in os.environ and collector.name.endswith("_golden.py"):
-        reason = str(report.longrepr).strip().splitlines()[-1].removeprefix("E").strip()
-        report.outcome, report.longrepr = (
-            "skipped",
-            (str(collector.path), 0, f"cannot express the recordings: {reason}"),
-        )
+    if not report.failed:
+        return report
+    error = report.call.excinfo.value
+    reason = lacking(error.__cause__ or error)
+    if reason is None and "GOLDEN_ROOT" in os.environ and collector.name.endswith("_golden.py"):
+        last_line = str(report.longrepr).strip().splitlines()[-1]
+        reason = f"cannot express the recordings: {last_line.removeprefix('E').strip()}"
+    if reason is not None:
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, reason)
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Iterator[None]:
+    """Skip a test that needs what this Python lacks."""
+    try:
+        return (yield)
+    except Exception as error:
+        if reason := lacking(error):
+            pytest.skip(reason)
+        raise
 
 
 @pytest.hookimpl

@@ -271,7 +271,6 @@ def test_each_use_resizes_the_tables_of_the_source_once(key, tmp_path):
     if spec.relative_position != "per_block":
         ours, expected = (Backbone(export).views(images, [(-1, True)])[-1, True] for export in (small, source))
         assert torch.equal(ours.patches, expected.patches)
-    pytest.importorskip("mmengine")
     from downstream.models.backbone import dense_network
 
     for tables in ("shared", "per_block"):

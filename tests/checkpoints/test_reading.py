@@ -137,7 +137,9 @@ OFFICIAL = {
 
 
 def mmengine_container() -> dict:
-    history = pytest.importorskip("mmengine.logging").HistoryBuffer()
+    from mmengine.logging import HistoryBuffer
+
+    history = HistoryBuffer()
     history.update(1.5)
     return {
         "meta": {"epoch": 3, "seed": np.int64(7), "time": np.str_("now")},

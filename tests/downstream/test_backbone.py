@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-
-pytest.importorskip("mmengine")  # no wheels for Python 3.13
 import torch
 from torch import nn
 from toy_scenes import PLAIN, ROTARY, SPECS, export_of

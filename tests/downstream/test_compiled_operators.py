@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("mmengine")  # no wheels for Python 3.13
 import torch
 from mmengine.dataset import pseudo_collate
 from torch import Tensor

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("mmengine")  # no wheels for Python 3.13
 from PIL import Image
 from pycocotools import mask as masks
 from refusals import refusal

@@ -4,8 +4,6 @@ import json
 
 import numpy as np
 import pytest
-
-pytest.importorskip("mmengine")  # no wheels for Python 3.13
 import torch
 from pycocotools import mask as masks
 from pycocotools.coco import COCO

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("mmengine")  # no wheels for Python 3.13
 import torch
 from toy_scenes import PLAIN, SPECS, export_of, kill_at_call, task_refusal, workspace
 

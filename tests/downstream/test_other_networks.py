@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("mmengine")  # no wheels for Python 3.13
 import torch
 from own_networks import write_networks
 from toy_scenes import PLAIN, export_of, workspace

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-
-pytest.importorskip("mmengine")  # no wheels for Python 3.13
 import torch
 
 from downstream.metrics.previews import preview_masks, thumbnail

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("mmengine")  # no wheels for Python 3.13
 import torch
 from toy_scenes import export_of, kill_at_call, workspace
 

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("mmengine")  # no wheels for Python 3.13
 import torch
 from PIL import Image
 from toy_scenes import SPECS, export_of, task_refusal, workspace

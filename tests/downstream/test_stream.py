@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("mmengine")  # no wheels for Python 3.13
-
 from downstream.loop.running import PositionDataset, PositionSampler
 
 

@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-
-pytest.importorskip("mmengine")  # no wheels for Python 3.13
 import torch
 from emulated import KIND
 from toy_scenes import export_of, workspace
