@@ -85,4 +85,4 @@ class Backbone(nn.Module):
         average = patches.mean(dim=1)
         if norm and self.spec.final_norm == "pooled":
             average = self.vit.trunk.fc_norm(average)
-        return Features(tokens[:, 0] if has_class else None, patches.unflatten(1, grid), average)
+        return Features(self.spec.class_feature(tokens) if has_class else None, patches.unflatten(1, grid), average)

@@ -213,6 +213,13 @@ def plain_vit(
     )
 
 
+def split_class_tokens(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Fields of a ViTSpec for several class tokens (1, P, D), of which all but the first become registers in place."""
+    tokens = tensors["cls_token"]
+    tensors |= {"cls_token": tokens[:, :1], "reg_token": tokens[:, 1:]}
+    return {"class_tokens": tokens.shape[1], "registers": tokens.shape[1] - 1}
+
+
 def relative_vit(branch: BranchTensors, tensors: Mapping[str, Tensor], **facts: Any) -> ViTSpec:
     """Spec of the BEiT family: relative position bias, shared or per block; query and value biases; layer scale or not.
 

@@ -87,7 +87,13 @@ def is_plain(tensors: Mapping[str, Tensor], scaled: bool = False) -> bool:
     depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
     scales = sum(bool(SCALE.fullmatch(name)) for name in tensors)
     plain = sum(bool(PLAIN.fullmatch(name)) for name in tensors)
-    return bool(depth) and plain == 6 + 12 * depth and scales == 2 * depth * scaled and plain + scales == len(tensors)
+    is_complete = plain == 6 + 12 * depth and scales == 2 * depth * scaled and plain + scales == len(tensors)
+    return bool(depth) and is_complete and not has_class_tokens(tensors)
+
+
+def has_class_tokens(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a trunk has several class tokens (1, P, D)."""
+    return "cls_token" in tensors and tensors["cls_token"].ndim == 3 and tensors["cls_token"].shape[1] > 1
 
 
 def is_bare_vit(file: ForeignFile, kind: PositionTable = "learned", scaled: bool = False) -> bool:

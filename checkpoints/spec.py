@@ -8,10 +8,13 @@ sizes. "pixels" is the only name that is not timm's; it means raw pixels without
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine.errors import option
 from engine.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, ProperFraction, Validated
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PositionTable = Literal["learned", "sincos_column_first", "sincos_row_first", "none"]
 RelativePosition = Literal["none", "shared", "per_block"]
@@ -42,10 +45,11 @@ MAX_BLOCKS = 256  # the deepest published ViTs have 64
 
 
 class ImageGrid:
-    """Base of dataclasses with the fields `image_size` and `patch_size`: sizes of images and patch grids."""
+    """Base of specs: sizes of images and patch grids, and the class token of an output."""
 
     image_size: int | tuple[int, int]
     patch_size: int
+    class_tokens: int = 1
 
     @property
     def size(self) -> tuple[int, int]:
@@ -82,6 +86,10 @@ class ImageGrid:
         """Rows and columns of patches of an image of this height and width."""
         return (size[0] // self.patch_size, size[1] // self.patch_size) if self.has_patches else (0, 0)
 
+    def class_feature(self, tokens: "Tensor") -> "Tensor":
+        """The class token (B, ...) of tokens (B, P+L, ...); the mean of several class tokens."""
+        return tokens[:, 0] if self.class_tokens == 1 else tokens[:, : self.class_tokens].mean(dim=1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ViTSpec(Validated, ImageGrid):
@@ -96,6 +104,7 @@ class ViTSpec(Validated, ImageGrid):
     mlp_hidden: PositiveInt  # hidden channels of an MLP; with the gate's, if a plain ViT's first layer includes it
     class_token: bool = True  # the sequence begins with a class token
     registers: NonNegativeInt = 0  # register tokens after the class token
+    class_tokens: PositiveInt = 1  # with the first registers; their mean is the class feature (Pixio: 8)
     qkv_bias: bool = True  # queries, keys and values have biases
     layer_scale: bool = False  # blocks have LayerScale: trained factors for their outputs
     norm_eps: ProperFraction = 1e-6  # eps of all norms
@@ -159,6 +168,10 @@ class ViTSpec(Validated, ImageGrid):
             raise ValueError(f"relative_position={self.relative_position!r} does not fit {self.architecture!r}")
         if self.family == "beit" and (not self.class_token or self.registers):
             raise ValueError(f"{self.architecture!r} needs class_token=True, registers=0, as in timm")
+        if self.class_tokens > 1 and not (self.class_token and self.class_tokens <= self.prefix):
+            raise ValueError(
+                f"class_tokens={self.class_tokens} counts the class token and registers, which are {self.prefix}"
+            )
         if self.class_position and not self.prefix:
             raise ValueError("class_position=True needs class_token=True or registers")
         if self.family == "pixels":
@@ -216,7 +229,9 @@ class ViTSpec(Validated, ImageGrid):
         extras = " with relative positions" if self.relative_position != "none" else ""
         extras += " with rotary positions" if self.rotary != "none" else ""
         extras += f" and {self.class_attention} class-attention blocks" if self.class_attention else ""
-        extras += f" and {self.registers} registers" if self.registers else ""
+        extras += f" and {self.class_tokens} class tokens" if self.class_tokens > 1 else ""
+        registers = self.registers + 1 - self.class_tokens
+        extras += f" and {registers} registers" if registers else ""
         return f"ViT-{size}/{self.patch_size}{extras}"
 
     @property
@@ -297,7 +312,8 @@ class ViTSpec(Validated, ImageGrid):
 
         Fields that were added later are omitted at their defaults, so that digests from before they existed stay valid.
         """
-        defaults = {field.name: field.default for field in fields(self) if field.name in EVA_FIELDS | {"table_size"}}
+        later = EVA_FIELDS | {"table_size", "class_tokens"}
+        defaults = {field.name: field.default for field in fields(self) if field.name in later}
         values = asdict(self)
         return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 

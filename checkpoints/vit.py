@@ -392,7 +392,7 @@ class ViT(nn.Module):
         if not self.spec.has_class_token:
             raise ValueError("the model has no class token, so its attention cannot be computed")
         if not self.spec.class_attention:
-            return self.attention(images, layer)[:, :, 0]
+            return self.spec.class_feature(self.attention(images, layer).transpose(1, 2))
         if not -self.spec.class_attention <= layer < self.spec.class_attention:
             raise ValueError(f"layer {layer}: the model has {self.spec.class_attention} class-attention blocks")
         tokens = self(images, norm=False)[0][:, 1:]

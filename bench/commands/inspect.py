@@ -87,7 +87,9 @@ def _rows(**rows: str) -> list[str]:
 def _tokens(export: "ViTExport") -> str:
     spec = export.spec
     kinds = ["class token"] if spec.class_token else []
-    kinds += [f"{spec.registers} registers"] if spec.registers else []
+    kinds = [f"the mean of {spec.class_tokens} class tokens"] if spec.class_tokens > 1 else kinds
+    registers = spec.registers + 1 - spec.class_tokens
+    kinds += [f"{registers} registers"] if registers else []
     kinds += [f"{spec.class_attention} class-attention blocks"] if spec.class_attention else []
     return f"{', '.join([*kinds, 'patches'])}; evaluated by its source with pool {spec.pool!r}"
 

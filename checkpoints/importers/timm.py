@@ -54,7 +54,15 @@ from checkpoints.importing import (
     trunk_sizes,
 )
 from checkpoints.reading import ForeignFile, read_foreign
-from checkpoints.recognition import ANY_PREFIX, CLASSIFIER, TRUNK_PREFIXES, position_kind, trunk_of, unsupported_reason
+from checkpoints.recognition import (
+    ANY_PREFIX,
+    CLASSIFIER,
+    TRUNK_PREFIXES,
+    has_class_tokens,
+    position_kind,
+    trunk_of,
+    unsupported_reason,
+)
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import skip_init
 from engine.errors import option
@@ -239,7 +247,8 @@ class TimmModel(ForeignFile):
 def recognise(file: ForeignFile) -> bool:
     """Whether a file holds a trunk under timm's names, perhaps with heads, and no other source's position table."""
     tensors = trunk_of(file, rf"{CLASSIFIER}|attn_pool\..*|dist_token|head_dist\.(weight|bias)")
-    return bool(tensors) and not unsupported_reason(tensors) and position_kind(tensors) in ("learned", "none")
+    is_other = unsupported_reason(tensors) or has_class_tokens(tensors)
+    return bool(tensors) and not is_other and position_kind(tensors) in ("learned", "none")
 
 
 def open_model(reference: str) -> TimmModel:

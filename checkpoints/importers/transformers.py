@@ -1,4 +1,5 @@
-"""Hugging Face transformers: folders of ViT, ViTMAE, DINOv2, DINOv3, I-JEPA, AIMv2, BEiT, data2vec, CLIP and SigLIP.
+"""Hugging Face transformers: folders of ViT, ViTMAE, DINOv2, DINOv3, I-JEPA, AIMv2, BEiT, data2vec, CLIP, SigLIP, Pixio
+and NEPA.
 
 A folder is one that save_pretrained wrote. DINOv2 may have registers. Heads and the text towers of CLIP and SigLIP are
 dropped. Sizes, number of heads, activation and LayerNorm eps come from config.json, image statistics from
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checkpoints.importing import BranchTensors, Conversion, relative_vit, size_from
+from checkpoints.importing import BranchTensors, Conversion, relative_vit, size_from, split_class_tokens
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import position_kind
 from checkpoints.spec import Preparation, ViTSpec
@@ -38,9 +39,11 @@ TRUNK_PREFIXES = (
     "beit.",
     "data2vec_vision.",
     "vision_model.",
+    "pixio.",
+    "vit_nepa.",
 )
 BRANCHES = {"encoder": TRUNK_PREFIXES}
-TOWER = r"((vit|dinov2|dinov2_with_registers|ijepa|beit|data2vec_vision|vision_model)\.)?"
+TOWER = r"((vit|dinov2|dinov2_with_registers|ijepa|beit|data2vec_vision|vision_model|pixio|vit_nepa)\.)?"
 DROPPED = {
     rf"{TOWER}pooler\.dense\.(weight|bias)": "pooler that pretraining did not train",
     rf"{TOWER}embeddings\.mask_token": "mask token",
@@ -50,6 +53,7 @@ DROPPED = {
     r"layernorm\.(weight|bias)": "norm before a token head",
     r"decoder\..*": "decoder",
     rf"{TOWER}head\..*": "pooling head",
+    r"fc_norm\.(weight|bias)": "norm of a classifier",
     r"text_model\..*|(visual|text)_projection\.weight|logit_(scale|bias)": "text tower and what joins it",
 }
 RENAMES = {
@@ -74,6 +78,10 @@ RENAMES = {
     r"\.lambda_([12])$": r".gamma_\1",
     r"\.attention\.attention\.relative_position_bias\.": ".attn.",
     r"^encoder\.relative_position_bias\.": "rel_pos_bias.",
+    r"\.attention\.attention\.([qk]_norm)\.": r".attn.\1.",
+    r"(blocks\.\d+)\.layer_scale\.lambda1$": r"\1.gamma_1",
+    r"\.output\.layer_scale\.lambda1$": ".gamma_2",
+    r"\.intermediate\.(gate|up)_proj\.": r".mlp.\1_proj.",
     r"^(layernorm|post_layernorm)\.": "norm.",
     r"^pre_layrnorm\.": "norm_pre.",
     r"^pooler\.layernorm\.": "fc_norm.",
@@ -82,9 +90,9 @@ RENAMES = {
 # agree on them. They do not for "vit", which is Google's (half) and DINO's (imagenet), nor for I-JEPA and data2vec,
 # which were trained with ImageNet's while the hub's processors have half.
 STATISTICS = {
-    **dict.fromkeys(("vit_mae", "dinov2", "dinov2_with_registers", "dinov3_vit"), "imagenet"),
+    **dict.fromkeys(("vit_mae", "dinov2", "dinov2_with_registers", "dinov3_vit", "pixio"), "imagenet"),
     **dict.fromkeys(("clip", "clip_vision_model", "aimv2", "aimv2_vision_model"), "clip"),
-    **dict.fromkeys(("siglip", "siglip_vision_model", "beit"), "half"),
+    **dict.fromkeys(("siglip", "siglip_vision_model", "beit", "vit_nepa"), "half"),
 }
 SATELLITE_NOTE = "; those of satellite images have 0.430,0.411,0.296,0.213,0.156,0.143"
 Convert = Callable[[BranchTensors, dict[str, Tensor]], tuple[ViTSpec, dict[str, Tensor]]]
@@ -212,28 +220,31 @@ def _dinov2(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec,
 
 
 def _dinov3(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, dict[str, Tensor]]:
-    is_gated = bool(_setting(branch, "use_gated_mlp", False))
-    _architecture(branch, {"silu" if is_gated else "gelu": ""})  # checks the activation
     tensors = {re.sub(r"\.ls([12])\.gamma$", r".gamma_\1", name): tensor for name, tensor in tensors.items()}
     theta = branch.file.facts.get("config.rope_theta", branch.file.facts.get("config.rope_parameters.rope_theta"))
+    return _centred(branch, tensors, theta, key_bias="blocks.0.attn.qkv.bias" in tensors), tensors
+
+
+def _centred(branch: BranchTensors, tensors: dict[str, Tensor], theta: Any, **facts: Any) -> ViTSpec:
+    """Spec with DINOv3's rotary positions. facts: fields of the spec that differ from the usual ones."""
+    is_gated = bool(_setting(branch, "use_gated_mlp", False))
+    _architecture(branch, {"silu" if is_gated else "gelu": ""})  # checks the activation
     if theta is None:
         raise ValueError("config.json has no rope_theta; take the folder as save_pretrained writes it")
-    spec = ViTSpec(
+    fields: dict[str, Any] = dict(
         architecture="vit_base_patch16_dinov3",
         mlp_hidden=tensors["blocks.0.mlp.fc2.weight"].shape[1],
         mlp="gated" if is_gated else "plain",
         registers=tensors["reg_token"].shape[1] if "reg_token" in tensors else 0,
         qkv_bias=any(name.endswith(("q_bias", "qkv.bias")) for name in tensors),
-        key_bias="blocks.0.attn.qkv.bias" in tensors,
-        layer_scale=True,
+        layer_scale="blocks.0.gamma_1" in tensors,
         position="none",
         class_position=False,
         rotary="centred",
         rotary_base=float(theta),
         rotary_pairs="halves",
-        **_sizes(branch),
     )
-    return spec, tensors
+    return ViTSpec(**_sizes(branch) | fields | facts)
 
 
 def _beit(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, dict[str, Tensor]]:
@@ -277,6 +288,23 @@ def _ijepa(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, 
     return _plain(branch, tensors, class_token=False, class_position=False, pool="avg")
 
 
+def _pixio(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, dict[str, Tensor]]:
+    return _plain(branch, tensors, **split_class_tokens(tensors))
+
+
+def _nepa(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, dict[str, Tensor]]:
+    """NEPA (SihanXU/nepa 15ea494, models/vit_nepa), whose attention is causal in pretraining only."""
+    if branch.file.facts.get("config.is_causal"):
+        branch.assumed.add("attention to all patches, as in NEPA's fine-tuning; pretraining's is causal")
+    has_query_norm = bool(_setting(branch, "qk_norm"))
+    for block in range(_setting(branch, "num_hidden_layers") * has_query_norm):
+        for name in (f"blocks.{block}.attn.q_norm", f"blocks.{block}.attn.k_norm"):  # without parameters, or a bias
+            channels = _setting(branch, "hidden_size") // _setting(branch, "num_attention_heads")
+            tensors = {f"{name}.weight": torch.ones(channels), f"{name}.bias": torch.zeros(channels)} | tensors
+    facts = dict(query_norm=has_query_norm, pool="avg")  # modeling_vit_nepa.py, ViTNepaForImageClassification
+    return _centred(branch, tensors, _setting(branch, "rope_theta"), **facts), tensors
+
+
 # Model type in config.json -> what makes a spec, and the tensors that fit it, of tensors under timm's names.
 KINDS: dict[str, Convert] = {
     "vit": _plain,
@@ -285,6 +313,8 @@ KINDS: dict[str, Convert] = {
     "dinov2_with_registers": _dinov2,
     "dinov3_vit": _dinov3,
     "ijepa": _ijepa,
+    "pixio": _pixio,
+    "vit_nepa": _nepa,
     **dict.fromkeys(("aimv2", "aimv2_vision_model"), _aimv2),
     "beit": _beit,
     "data2vec-vision": _beit,

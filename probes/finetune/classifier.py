@@ -52,7 +52,7 @@ class Classifier(nn.Module):
         """Images (B, 3, H, W) -> features (B, D) that the head reads."""
         tokens = self.vit(images)[0]
         if self.pool == "cls":
-            return self.entry(tokens[:, 0])
+            return self.entry(self.vit.spec.class_feature(tokens))
         return self.entry(self.vit.trunk.fc_norm(tokens[:, self.vit.spec.prefix :].mean(dim=1)))
 
     def forward(self, images: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from math import isqrt
 
 import torch
 from masked_examples import cae, cae_finetuned, can, maskfeat, maskfeat_finetuned
-from recent_examples import aimv2, capi, franca, ijepa
+from recent_examples import aimv2, capi, franca, ijepa, pixio
 from recorded_example import Example, Pairs, encode, masked_latent, network_of, visible
 from recordings import depth_of, facts, matches, tensors, under
 from reference import plain_vit_tokens
@@ -343,6 +343,7 @@ EXAMPLES = {
     "ijepa": ijepa,
     "aimv2": aimv2,
     "capi": capi,
+    "pixio": pixio,
     "ibot": ibot,
     "msn": msn,
     "mocov3": mocov3,

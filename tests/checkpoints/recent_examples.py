@@ -7,7 +7,7 @@ expected outputs are those of reference.py, written from the papers; CAPI's are 
 from math import isqrt
 
 import torch
-from recorded_example import Example, Pairs, encode
+from recorded_example import Example, Pairs, encode, network_of
 from recordings import absent, facts, tensors, under
 from reference import aimv2_tokens, plain_vit_tokens
 from torch import Tensor
@@ -149,6 +149,25 @@ def aimv2_native() -> Example:
 
     options = ImportOptions(heads=HEADS, image_size=PATCH * isqrt(TABLE.shape[1]))
     return Example(importer="aimv2", options=options, tree=tree, recorded=recorded)
+
+
+def pixio() -> Example:
+    """The state dict of the release."""
+    record, config = tensors("pixio/golden.safetensors"), facts("pixio/config.json")
+
+    def recorded(export: ViTExport) -> Pairs:
+        pairs = []
+        for size in ("native", "larger"):
+            images, count = record[f"{size}/images"], config["n_cls_tokens"]
+            class_tokens, patches = encode(export, images).tensor_split([count], dim=1)
+            pairs += [(class_tokens, record[f"{size}/cls_tokens_norm"]), (patches, record[f"{size}/patch_tokens_norm"])]
+            raw = network_of(export)(images.double(), layers=(0, 1), norm=False)
+            pairs.append((raw[0][:, count:], record[f"{size}/block0_patch_tokens"]))
+            pairs.append((export.spec.class_feature(raw[1]), record[f"{size}/knn_feature"]))
+        return pairs
+
+    options = ImportOptions(heads=config["num_heads"])
+    return Example(importer="pixio", options=options, tree=under(record, "model/"), recorded=recorded)
 
 
 def capi() -> Example:

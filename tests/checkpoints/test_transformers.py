@@ -8,7 +8,9 @@ import pytest
 import torch
 from huggingface_hub import constants
 from random_networks import randomise
+from recordings import facts, tensors, under
 from refusals import refusal
+from safetensors.torch import save_file
 
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
@@ -16,6 +18,7 @@ from checkpoints.import_options import ImportOptions
 from checkpoints.positions import sincos_positions
 from checkpoints.resolve import load, of_module
 from checkpoints.spec import CLIP_MEAN, HALF, IMAGENET_MEAN
+from pretrain.methods.nepa import CausalViT
 
 library = pytest.importorskip("transformers")
 SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8)
@@ -29,6 +32,7 @@ MODELS = {
     "DINOv3ViT, gated": dict(MLP, use_gated_mlp=True, hidden_act="silu", query_bias=False, value_bias=False),
     "DINOv3ViT, key bias": dict(MLP, key_bias=True, rope_theta=50.0),
     "IJepa": dict(MLP),
+    "Pixio": dict(mlp_ratio=2, n_cls_tokens=4),
     "Beit": dict(MLP, use_relative_position_bias=True),
     "Beit, shared": dict(MLP, use_shared_relative_position_bias=True, use_absolute_position_embeddings=True),
     "Data2VecVision": dict(MLP, use_shared_relative_position_bias=True),
@@ -71,6 +75,8 @@ def test_features_equal_the_librarys(key, tmp_path):
     assert_close(raw if key.startswith(("Beit", "Data2Vec", "CLIP")) else normed, theirs.last_hidden_state)
     if key.startswith("CLIP"):
         assert_close(normed[:, 0], theirs.pooler_output)
+    if key == "Pixio":
+        assert_close(Backbone(export).views(images, [(-1, True)])[-1, True].cls, theirs.pooler_output)
     if key.startswith(("Beit", "Data2Vec")):
         assert_close(Backbone(export).views(images, [(-1, True)])[-1, True].avg, theirs.pooler_output)
     assert export.facts["method"] == "transformers"
@@ -98,6 +104,24 @@ def test_mae_is_imported_without_its_decoder(tmp_path):
     images, order = torch.randn(2, 3, 32, 32), torch.arange(16.0).expand(2, -1)
     with torch.no_grad():
         assert_close(export.build()(images)[0], model.vit(images, noise=order).last_hidden_state)
+
+
+@pytest.mark.parametrize("case", ["base", "swiglu"])
+def test_nepa_has_the_recorded_outputs_if_its_attention_is_causal(case, tmp_path):
+    recorded, config = tensors("nepa/golden.safetensors"), facts("nepa/config.json")["cases"][case]["model"]
+    model = {name: tensor.float().contiguous() for name, tensor in under(recorded, f"{case}/model0/").items()}
+    config |= dict(model_type="vit_nepa", rope_theta=100.0, qkv_bias=True, is_causal=True)
+    save_file(model, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    export = load(tmp_path)
+    assert export.mean == HALF and any("causal" in text for text in export.facts["assumed"])
+    vit = CausalViT(export.spec).double()
+    vit.load_state_dict(export.build().state_dict())
+    vit.causal_factor = recorded[f"{case}/step0/coords"][-1, 0].item() / 0.75 if case == "swiglu" else 1.0
+    with torch.no_grad():
+        output = vit(recorded[f"{case}/step0/images"].double())[0]
+    expected = recorded[f"{case}/step0/output"]
+    assert (output - expected).abs().max() < 1e-6 * expected.abs().max()
 
 
 def test_models_with_a_task_head_and_in_several_files_are_imported(tmp_path):
