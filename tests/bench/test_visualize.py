@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,6 @@ from PIL import Image
 from bench.reports.kinds import KINDS
 from bench.reports.kinds.attention import Attention
 from bench.reports.kinds.class_attention import ClassAttention
-from bench.reports.kinds.inversion import DeepImagePrior, Level, invert, normalise, visible_tokens
-from bench.reports.kinds.locality import PROBE, LocalityPicture, best_box, mosaic_scenes, overlap
 from bench.reports.kinds.norms import Norms
 from bench.reports.kinds.pca import Pca, at_border, in_lab, is_foreground, principal_components
 from bench.reports.kinds.retrieval import Retrieval
@@ -29,8 +26,6 @@ from downstream.tasks import correspondence
 from downstream.tasks.depth_linear import PROTOCOLS as DEPTH
 from engine.tasks import Workspace
 from imagesets.selection import evenly_spaced
-from imagesets.sets import open_set
-from probes.mosaics import tile_numbers
 
 TINY = ViTSpec(
     architecture="vit_tiny_patch16_224", image_size=32, patch_size=8, width=24, depth=2, heads=3, mlp_hidden=48
@@ -230,71 +225,13 @@ class TestRetrieval:
         assert captions == ["query ", *["cosine"] * 5]
 
 
-class TestLocality:
-    def test_boxes_equal_those_of_the_probe(self, tiny, tmp_path):
-        request = request_of(tiny, "tiny:", limit=5)
-        viewer = viewer_of(request)
-        outcome = PROBE.run(viewer.export, Workspace(cache=tmp_path, data="tiny:"))
-        val = open_set("tiny:", "val")
-        for number, scene in enumerate(mosaic_scenes(viewer, request)):
-            mosaic = evenly_spaced(-(-len(val) // 4), 5)[number]
-            image = tile_numbers(val.labels, 4)[mosaic, number % 4]
-            box, _ = best_box(viewer, scene)
-            assert box == outcome.arrays["box"][image] and scene.label == val.classes[val.labels[image]]
-            inside = 100 * overlap(scene.boxes[box], scene.truth)
-            assert inside == pytest.approx(100 * outcome.metrics["iou"].per_image[image], rel=1e-4)
-
-    def test_an_own_query_is_searched_in_the_images_themselves(self, tiny, photos):
-        request = request_of(tiny, photos)
-        scenes = LocalityPicture(query=str(photos / "square.png")).image_scenes(viewer_of(request), request)
-        assert [scene.label for scene in scenes] == ["high", "square", "wide"] and len(scenes[0].boxes) == 25
-        wide = scenes[2]
-        assert wide.image.size == (90, 40) and {crop.size for crop in wide.crops} == {(32, 32)}
-        sides = {round((box.bottom - box.top) * 40) for box in wide.boxes}
-        assert sides == {8, 14, 20, 26, 32} and all(box.right <= 1 and box.bottom <= 1 for box in wide.boxes)
-
-
-class TestInversion:
-    def test_inversion_approaches_the_image_of_the_target_features(self, tiny):
-        """From a third of the patches, with enough steps to fit a smooth image."""
-        viewer = viewer_of(request_of(tiny))
-        slope = torch.linspace(0.2, 0.8, 32)
-        image = torch.stack([slope.expand(32, 32), slope.expand(32, 32).T, torch.full((32, 32), 0.5)])[None]
-        vit, keep = viewer.backbone.vit, torch.tensor([[0, 3, 6, 9, 12]])
-
-        def run(steps: int) -> tuple[torch.Tensor, list[float]]:
-            return invert(vit, normalise(viewer, image), keep, partial(normalise, viewer), steps, 1e-2, seed=0)
-
-        (first, _), (inverted, losses) = run(1), run(40)
-        assert losses[-1] < 0.3 * losses[0] and torch.equal(run(1)[0], first)
-        assert inverted.shape == image.shape and inverted.min() >= 0 and inverted.max() <= 1
-        assert (inverted - image).abs().mean() < (first - image).abs().mean()
-
-    def test_the_target_depends_on_visible_patches_alone(self, extrema):
-        viewer = viewer_of(request_of(extrema))
-        images, keep = torch.randn(2, 1, 3, 32, 32), torch.tensor([[1, 7]])
-        images[1, :, :, :8, 8:16], images[1, :, :, 8:16, 24:] = images[0, :, :, :8, 8:16], images[0, :, :, 8:16, 24:]
-        first, second = (visible_tokens(viewer.backbone.vit, image, keep) for image in images)
-        assert first.shape == (1, 2, 24) and torch.equal(first, second)
-        assert visible_tokens(viewer.backbone.vit, images[0], None).shape == (1, 16, 24)
-
-    def test_the_prior_has_the_size_of_its_source(self):
-        """Feature_inversion.ipynb: six levels at 256 pixels, cut to 224; fewer for small images."""
-        prior = DeepImagePrior((224, 224), seed=0)
-        assert prior.noise.shape == (1, 32, 256, 256) and prior.noise.min() >= 0 and prior.noise.max() <= 0.1
-        assert sum(isinstance(module, Level) for module in prior.modules()) == 6
-        small = DeepImagePrior((32, 48), seed=0)
-        assert sum(isinstance(module, Level) for module in small.modules()) == 3 and small().shape == (1, 3, 32, 48)
-
-
 class TestCommand:
-    @pytest.mark.parametrize("kind", ["attention", "class-attention", "pca", "retrieval", "locality", "inversion"])
+    @pytest.mark.parametrize("kind", ["attention", "class-attention", "pca", "retrieval"])
     def test_the_same_input_gives_the_same_bytes(self, kind, tiny, extrema, photos, bench, tmp_path):
-        images, limit = ("tiny:" if kind == "locality" else photos), (2 if kind == "retrieval" else 1)
-        words = ("visualize", kind, "--checkpoint", tiny, extrema, "--images", images, "--limit", limit)
+        limit = 2 if kind == "retrieval" else 1
+        words = ("visualize", kind, "--checkpoint", tiny, extrema, "--images", photos, "--limit", limit)
         settings = {
             "attention": ("at=0.5,0.5",),
-            "inversion": ("steps=2", "mask_ratios=0.5"),
             "retrieval": ("neighbours=1",),
         }
         words = (*words, *(("--set", *settings[kind]) if kind in settings else ()))
@@ -321,11 +258,6 @@ class TestCommand:
             (("pca", "--size", "9000"), "is more than 128 patches of 8 a side"),
             (("retrieval", "--limit", "1"), "--images: neighbours come from other images"),
             (("pca", "--format", "pdf"), "--format pdf is for curves and scatter"),
-            (("locality",), "--images: name one labelled set, such as digits:, or a query"),
-            (
-                ("inversion", "--set", "mask_ratios=1"),
-                "--set mask_ratios=1: must be 1 or more values separated by commas, each a number from 0 to below 1",
-            ),
         ],
     )
     def test_wrong_requests_are_refused_in_one_line(self, words, message, tiny, photos, refused, tmp_path):
