@@ -318,11 +318,10 @@ class ViTExport(PreparesImages):
         }
 
     @classmethod
-    def load(cls, folder: Path | str, unchanged: bool = True) -> "ViTExport":
+    def load(cls, folder: Path | str) -> "ViTExport":
         """Read a folder that `save` wrote.
 
-        Raises ValueError if a file is missing or broken, or, if it must be `unchanged`, holds other weights or settings
-        than were written.
+        Raises ValueError if a file is missing or broken, or holds other weights or settings than were written.
         """
         folder = Path(folder)
         try:
@@ -350,9 +349,9 @@ class ViTExport(PreparesImages):
             facts=facts,
             fingerprint=stored_fingerprint,
         )
-        if unchanged and export.digest != stored_digest:
+        if export.digest != stored_digest:
             raise ValueError(f"{folder}: weights or settings changed since the export was written; import it again")
-        if unchanged and (changes := export.difference_for_timm(timm_settings)):
+        if changes := export.difference_for_timm(timm_settings):
             raise ValueError(f"{folder}/config.json: what timm reads was changed: {changes}; import it again")
         # Earlier versions kept an architecture's own layer scale even if the spec has none.
         has_layer_scale = any(re.fullmatch(r"blocks\.0\.(ls1\.gamma|gamma_1)", name) for name in tensors)

@@ -1,4 +1,4 @@
-"""Print what a checkpoint is and where it comes from."""
+"""Print what a checkpoint is and where it comes from, and verify that it computes what was recorded."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 EPILOG = """examples:
   bench inspect dino_deitsmall16_pretrain.pth      its format, sizes, origin and digest
   bench inspect runs/mae                           the encoder of a training, finished or not
+
+exit codes: 0 the network computes what it computed when it was exported; 1 it does not; 2 an error, such as files that
+changed since
 """
 
 
@@ -26,7 +29,7 @@ class Options(ImportOptions, CommandOptions):
 
 
 def run(options: Options) -> int:
-    """Always 0: whether the recorded activations are reproduced is printed, not judged."""
+    """0: the recorded activations are reproduced; 1: they are not, first at the place that is printed."""
     check_reference(options.checkpoint)  # before torch is imported
     from bench.checkpoints import load_export
     from engine.printing import say
@@ -35,8 +38,9 @@ def run(options: Options) -> int:
     say(options.checkpoint)
     say(*export_lines(export))
     problems = export.verify()
-    say(f"  {'verified':12} {'no: ' + problems[0] if problems else 'the recorded activations are reproduced'}")
-    return 0
+    reproduced = f"yes, {len(export.fingerprint)} recorded activations are reproduced"
+    say(f"  {'verified':12} {f'NO, it differs first at {problems[0]}' if problems else reproduced}")
+    return int(bool(problems))
 
 
 def export_lines(export: "ViTExport") -> Iterator[str]:
@@ -75,7 +79,6 @@ def export_lines(export: "ViTExport") -> Iterator[str]:
         warnings="; ".join(facts.get("warnings") or ()),
         licence=str(facts.get("licence") or "unknown"),
         tensors=_tensors(export),
-        fingerprint=f"{len(export.fingerprint)} activations recorded",
         digest=export.digest,
     )
 

@@ -67,7 +67,6 @@ WRONG = [
     (["list", "tasks", "--recipes"], "bench list methods --recipes"),
     (["list", "--recipes", "--protocols"], "--protocols and --recipes: give one"),
     (["list", "methods", "--protocols"], "bench list tasks --protocols"),
-    (["verify", "/nowhere"], "/nowhere is not an export folder | bench import"),
     (["inspect", "/nowhere"], "no checkpoint '/nowhere' | timm:NAME"),
     (["inspect", "pixls:32"], "did you mean 'pixels:32'?"),
     (["inspect", "pixels"], "IMPORTER:PATH | pixels:32"),
@@ -84,7 +83,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(words, named, refused):
 
 
 def test_debug_shows_the_traceback(bench):
-    code, _, err = bench("verify", "/nowhere", "--debug")
+    code, _, err = bench("results", "ls", "--out", "/nowhere", "--debug")
     assert code == 2
     assert "Traceback" in err
     assert err.splitlines()[-1].startswith("bench: error: /nowhere")
