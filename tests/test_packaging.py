@@ -82,6 +82,6 @@ sys.exit(main(sys.argv[1:]))
 """
     run = ["run", "--checkpoint", "pixels:8", "--data", "digits=digits:", "--out", str(tmp_path / "out")]
     tasks = ["--suite", "knn@dino,lowshot@bench,linear_sgd@ibot_base_cached", "--set", "knn.backend=torch"]
-    tasks += ["linear.epochs=2", "--limit", "200"]
+    tasks += ["linear.epochs=1", "linear.lrs=0.1", "lowshot.splits=1", "--limit", "50"]
     subprocess.run([sys.executable, "-c", code, *run, *tasks], check=True, cwd=ROOT, capture_output=True)
     assert (tmp_path / "out" / "leaderboard.csv").exists()

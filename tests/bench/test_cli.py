@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,14 @@ def run_python(code: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
 
 
-@pytest.mark.parametrize(
-    "words", [["--help"], ["list"], ["list", "importers"], ["run", "--help"], ["pretrain", "--help"], ["--version"]]
-)
-def test_starting_imports_nothing_heavy(words):
-    code = f"import sys; from bench.__main__ import main; sys.exit(main({words!r}) or print(sorted(sys.modules)))"
-    modules = run_python(code).stdout.splitlines()[-1]
-    assert not [name for name in HEAVY if f"'{name}'" in modules]
+def test_starting_imports_nothing_heavy():
+    code = f"""
+import sys
+from bench.__main__ import main
+for words in ("--help", "list", "list importers", "run --help", "pretrain --help", "--version"):
+    assert main(words.split()) == 0 and not {set(HEAVY)} & sys.modules.keys(), words
+"""
+    run_python(code)
 
 
 def test_help_names_every_command(bench):
@@ -197,23 +199,25 @@ def test_an_error_that_another_process_reports_is_not_reported_twice(bench, make
     assert bench("list")[2] == "bench: error: all of us failed\n"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"--checkpoint": "nowhere.pth"}, "nowhere.pth"),
-        ({"--suite": "knn@dnio"}, "'knn@dino'"),
-        ({"--data": "photos=foldr:/data"}, "'folder:/data'"),
-        ({"--data": "photos=folder:/nowhere"}, "/nowhere"),
-        ({"--data": "digits:"}, "digits=digits:"),
-    ],
-)
-def test_a_wrong_name_is_refused_without_importing_torch(wrong, named, tmp_path):
+def test_a_wrong_name_is_refused_without_importing_torch(tmp_path):
     correct = {"--checkpoint": "pixels:8", "--suite": "knn", "--data": "digits=digits:", "--out": str(tmp_path)}
-    words = ["run", *(word for option in (correct | wrong).items() for word in option)]
-    code = f"import sys; from bench.cli import run_command; print(run_command({words!r}), 'torch' in sys.modules)"
-    done = run_python(code)
-    assert done.stdout.split() == ["2", "False"]
-    assert named in done.stderr and done.stderr.count("\n") == 1
+    mistakes = [
+        ("--checkpoint", "nowhere.pth", "nowhere.pth"),
+        ("--suite", "knn@dnio", "'knn@dino'"),
+        ("--data", "photos=foldr:/data", "'folder:/data'"),
+        ("--data", "photos=folder:/nowhere", "/nowhere"),
+        ("--data", "digits:", "digits=digits:"),
+    ]
+    commands = [["run", *chain(*(correct | {option: word}).items())] for option, word, _ in mistakes]
+    code = f"""
+import sys
+from bench.cli import run_command
+for words in {commands}:
+    assert run_command(words) == 2 and "torch" not in sys.modules, words
+"""
+    lines = run_python(code).stderr.splitlines()
+    assert len(lines) == len(mistakes)
+    assert all(named in line for (*_, named), line in zip(mistakes, lines, strict=True)), lines
 
 
 def test_a_finished_run_imports_no_library_that_it_does_not_need(bench, exports, tmp_path):

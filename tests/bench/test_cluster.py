@@ -297,22 +297,31 @@ def test_status_of_a_folder_without_jobs_is_refused(tmp_path, refused):
     refused("status", "--out", tmp_path, named="no jobs | --out")
 
 
-@pytest.mark.slow
-def test_local_jobs_run_two_at_once_and_a_second_call_repeats_only_failures(
-    bench, toys, toy_packages, tmp_path, monkeypatch
-):
+@pytest.fixture
+def local(bench, toys, toy_packages, tmp_path, monkeypatch):
+    """`local(*options)` runs two toy tasks as local jobs; `dear` fails while the file `fail dear` is in the cache."""
     monkeypatch.setenv("PYTHONPATH", f"{toy_packages}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}")
-    out = tmp_path / "out"
-    (out / "cache").mkdir(parents=True)
-    (out / "cache" / "fail dear").touch()
-    words = ("run", "--checkpoint", "pixels:8", "--suite", "toy@one,dear@one", "--data", "tiny=tiny:", "--out", out)
-    code, output, _ = bench(*words, "--cluster", "local", "--jobs", "2")
+    (tmp_path / "out" / "cache").mkdir(parents=True)
+    (tmp_path / "out" / "cache" / "fail dear").touch()
+    words = ["run", "--checkpoint", "pixels:8", "--suite", "toy@one,dear@one", "--data", "tiny=tiny:"]
+    return lambda *options: bench(*words, "--out", tmp_path / "out", "--cluster", "local", *options)
+
+
+@pytest.mark.slow
+def test_local_jobs_run_two_at_once(local, bench, tmp_path):
+    code, output, _ = local("--jobs", "2")
     assert code == 1 and "1 done, 0 stopped, 1 failed" in output, output
     assert "pixels-8: dear@one: failed: RuntimeError: the toy was told to fail" in output
-    code, output, _ = bench("status", "--out", out)
+    code, output, _ = bench("status", "--out", tmp_path / "out")
     assert code == 1 and output.splitlines()[-1] == "1 finished, 1 failed"
+
+
+@pytest.mark.exhaustive  # by default, jobs that are done are left out of a submission to SLURM, by the same code
+def test_a_second_call_repeats_only_failures_also_in_two_processes(local, tmp_path):
+    out = tmp_path / "out"
+    assert local("--jobs", "2")[0] == 1
     (out / "cache" / "fail dear").unlink()
-    code, output, _ = bench(*words, "--cluster", "local", "--processes", "2")
+    code, output, _ = local("--processes", "2")
     assert code == 0 and "1 jobs have a result, skipped" in output, output
     results = [read_result(path) for path in (out / "results").rglob("*.json")]
     assert {(result.status, result.processes) for result in results} == {("ok", 1), ("ok", 2)}

@@ -77,6 +77,7 @@ def test_the_files_pass_the_contract_tests_that_the_pages_name(tmp_path):
     assert not [name for name in own if not re.search(rf"PASSED \S*{name}", done.stdout)]
 
 
+@pytest.mark.exhaustive
 def test_probes_and_a_dense_task_are_run(contributed, output_of, exports, tmp_path):
     out = tmp_path / "results"
     words = ("--suite", "centroid,luminance,patch_means_ade20k", "--data", "digits=digits:", "scenes=tiny-ade20k:")
@@ -90,6 +91,7 @@ def test_probes_and_a_dense_task_are_run(contributed, output_of, exports, tmp_pa
     assert metrics["patch_means@smoke"]["mIoU"].value > 0 and metrics["patch_means@smoke"]["mIoU"].interval
 
 
+@pytest.mark.exhaustive
 def test_a_method_is_trained_and_exported(contributed, output_of, tmp_path):
     words = ("denoise", "--recipe", "smoke", "--images", "digits:", "--workers", "0", "--set", "depth=1", "epochs=1")
     output_of("pretrain", *words, "--out", tmp_path / "run")

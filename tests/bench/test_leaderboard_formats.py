@@ -252,6 +252,7 @@ def large() -> Leaderboard:
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_holds_500_rows_of_60_columns(name, large):
     CHECKS[name](large)

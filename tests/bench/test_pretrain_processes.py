@@ -15,7 +15,7 @@ from pretrain.loop.exporting import exports_in
 pytestmark = pytest.mark.slow
 
 SMALL = ("batch=16", "depth=1", "width=16", "heads=2", "mlp_hidden=32", "decoder_width=16")
-EPOCHS = 60  # enough that the training still runs when a signal arrives
+EPOCHS = 20  # for each signal: enough that the training still runs when it arrives
 STOPPED = 75  # exit code of a training that a signal stopped
 
 
@@ -54,29 +54,29 @@ def wait_for(path: Path, process: Program) -> None:
 )
 def test_a_training_stopped_by_signals_and_resumed_equals_an_uninterrupted_one(signals, start, tmp_path):
     """In turn, each sent to the training and its loader processes."""
-    epochs = f"epochs={EPOCHS}"
+    epochs = EPOCHS * len(signals)
     for number, signal_number in enumerate(signals, start=1):
-        (process,) = start("--resume", "--workers", "1", "--set", epochs)
+        (process,) = start("--resume", "--workers", "1", "--set", f"epochs={epochs}")
         wait_for(tmp_path / "run/log.jsonl", process)
         lines = len((tmp_path / "run/log.jsonl").read_text().splitlines())
         while len((tmp_path / "run/log.jsonl").read_text().splitlines()) == lines and process.poll() is None:
             time.sleep(0.02)
         if number > 1:  # a running training can be exported from the state of the previous stop
             _, encoder = next(exports_in(tmp_path / "run"))
-            assert 0 < encoder.facts["unfinished"]["step"] < 4 * EPOCHS and process.poll() is None
+            assert 0 < encoder.facts["unfinished"]["step"] < 4 * epochs and process.poll() is None
         os.killpg(process.pid, signal_number)
         _, err = process.communicate(timeout=120)
         assert process.returncode == STOPPED, err
         assert "stopped by a signal after update " in err and err.endswith("again with --resume\n"), number
         assert "Traceback" not in err and not (tmp_path / "run/export").exists()
     for out in ("run", "uninterrupted"):
-        (process,) = start("--resume", "--workers", "0", "--set", epochs, out=out)
+        (process,) = start("--resume", "--workers", "0", "--set", f"epochs={epochs}", out=out)
         _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
     stopped, uninterrupted = (ViTExport.load(tmp_path / out / "export") for out in ("run", "uninterrupted"))
     assert stopped.digest == uninterrupted.digest
     steps = [json.loads(line)["step"] for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
-    assert steps == sorted(set(steps)) and steps[-1] == 4 * EPOCHS
+    assert steps == sorted(set(steps)) and steps[-1] == 4 * epochs
 
 
 def test_two_processes_share_batches_and_online_probes(start, tmp_path):

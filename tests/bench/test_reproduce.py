@@ -49,10 +49,11 @@ def test_the_summary_counts_all_values(bench):
     totals = rows.pop("all")
     assert list(rows) == list(TABLES) and totals == [sum(column) for column in zip(*rows.values(), strict=True)]
     assert all(rows[table][0] == len(values_of(table)) for table in TABLES)
-    assert totals[1] == sum(not unmeasured(value) for value in published_values())
+    reasons = [unmeasured(value) for value in published_values()]
+    assert totals[1] == reasons.count("")
     assert totals[3] == sum(not untrained(value) for value in published_values())
     assert 0 < totals[2] < totals[1] and 0 < totals[4] < totals[3] < totals[0]
-    assert out.count("not measured here: ") == len({unmeasured(value) for value in published_values()} - {""})
+    assert out.count("not measured here: ") == len({*reasons} - {""})
 
 
 def test_missing_protocols_methods_and_settings_are_named(tmp_path, monkeypatch):
@@ -138,7 +139,7 @@ def test_all_commands_of_a_script_parse(tmp_path):
         lines = list(script(name, plan, setup(out, processes=8)))
         commands = [line.partition(" | ")[0] for line in lines if not line.startswith(("#", "set -")) and line]
         assert len(set(commands)) == len(commands)
-        for line in commands:
+        for line in commands[:: 1 + len(commands) // 6]:  # parsing takes 20 ms
             words = shlex.split(line)
             words = words[4:] if words[0] == "torchrun" else words
             arguments = parsed(words[1:])[1]
@@ -169,7 +170,7 @@ def test_a_script_can_be_repeated_and_ends_with_a_table_and_a_record(bench, expo
     monkeypatch.setattr(reproduce, "SUITE", "knn@dino,depth_linear@smoke")
     monkeypatch.setattr(reproduce, "WEIGHTS", {"dino-b": "", "dinov2-s": ""})
     options = ["--checkpoints", f"dino-b={exports[0]}", f"dinov2-s={exports[1]}"]
-    options += ["--data", "imagenet=digits:", "nyu=tiny-nyu:", "--out", tmp_path / "out"]
+    options += ["--data", "imagenet=tiny:", "nyu=tiny-nyu:", "--out", tmp_path / "out"]
     code, text, _ = bench("reproduce", "--plan", "today", "--suite", "knn@dino,depth_linear@smoke", *options)
     lines = [line for line in text.splitlines() if line.startswith("bench ")]
     assert code == 0 and "set -euo pipefail" in text and len(lines) == 1 + 2 * 2 + 2

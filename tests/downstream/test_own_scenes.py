@@ -327,10 +327,8 @@ def test_only_segmentation_tasks_fit_masks(masks_set, tmp_path):
     assert "tiny-masks" not in named_urls((), "smoke") and "tiny-ade20k" in named_urls((), "smoke")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["upernet@smoke", pytest.param("segmenter_linear@smoke", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive  # test_segmentation_tasks.py tests by default that a head learns, and here masks are read
+@pytest.mark.parametrize("name", ["upernet@smoke", "segmenter_linear@smoke"])
 def test_segmentation_learns_own_masks(name, masks_set, tmp_path):
     """With the unchanged recipe, on images of another size than in the tiny sets."""
     for path in masks_set.rglob("*.png"):

@@ -23,6 +23,7 @@ from probes.tasks.linear import Linear
 PROBES = {key: load_extension("probes", key) for key in source_files("probes")}
 SMOKE = {name: module.PROTOCOLS[name].task for module in PROBES.values() for name in module.SUITES["smoke"]}
 AUGMENTED = Linear(lrs=(0.1, 1.0), readouts=("cls1", "avg"), epochs=2, batch=32, augment=True)
+SAMPLE = ("knn@dino", "finetune@smoke", "augmented")  # by default features, a network and heads; all in `tox -e all`
 FEATURE_TOLERANCE = 1e-4 if KIND == "cuda" else 0.0  # in float32
 
 
@@ -101,7 +102,10 @@ def test_logistic_regression_in_blocks_has_the_cpus_optimum(on_gpu, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*SMOKE, "augmented"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.exhaustive) for name in [*SMOKE, "augmented"]],
+)
 def test_probes_give_the_cpus_metrics(name, tmp_path, on_gpu):
     task, export = two_epochs(AUGMENTED if name == "augmented" else SMOKE[name]), export_of_size(16)
     settings = {"limit": 80, "batch_size": 8}

@@ -110,6 +110,7 @@ def train_uninterrupted(world: World, out: Path) -> dict[str, Tensor]:
     return dict(training.method.state_dict())
 
 
+@pytest.mark.exhaustive  # by default two processes train, and are stopped, with one state
 def test_two_resumed_processes_equal_uninterrupted_ones(tmp_path):
     expected, _ = together(train_uninterrupted, tmp_path / "uninterrupted")
     (stopped, first), (_, second) = together(stop_and_resume, tmp_path / "run")

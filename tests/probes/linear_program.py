@@ -29,7 +29,7 @@ from probes.linear.probe import train_together
 from probes.linear.sweep import Sweep
 from probes.tasks.linear import PROTOCOLS, Linear
 
-EPOCHS = 20
+EPOCHS = 16
 
 
 def tasks_of(protocols: str) -> dict[str, Linear]:

@@ -58,6 +58,16 @@ def relative_export() -> ViTExport:
     return ViTExport.from_vit(vit, Preparation())
 
 
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """The outcome of QUICK on 100 digits, 16 images at a time, without loader processes."""
+    return QUICK.run(export_of_size(16), quick_space(tmp_path_factory.mktemp("quick")))
+
+
+def quick_space(folder: Path, **settings):
+    return workspace(folder, "digits:", **{"limit": 100, "batch_size": 16, "workers": 0, **settings})
+
+
 def history(outcome) -> list[float]:
     return [entry["loss"] for entry in outcome.facts["history"]]
 
@@ -171,20 +181,15 @@ def test_groups_divide_the_batch(share, largest, even, size):
     assert group_size(share, largest, even) == size
 
 
-def test_the_number_of_accumulated_parts_does_not_change_the_training(export, tmp_path):
-    few_parts, many_parts = (
-        QUICK.run(export, workspace(tmp_path / str(size), "digits:", limit=100, batch_size=size)) for size in (16, 4)
-    )
-    assert [outcome.facts["batch"]["accumulated"] for outcome in (few_parts, many_parts)] == [2, 8]
-    assert history(many_parts) == pytest.approx(history(few_parts), rel=1e-5)
+def test_the_number_of_accumulated_parts_does_not_change_the_training(export, tmp_path, quick):
+    many_parts = QUICK.run(export, quick_space(tmp_path, batch_size=4))
+    assert [outcome.facts["batch"]["accumulated"] for outcome in (quick, many_parts)] == [2, 8]
+    assert history(many_parts) == pytest.approx(history(quick), rel=1e-5)
 
 
-def test_loader_processes_change_no_bit(export, tmp_path):
-    without_workers, with_workers = (
-        QUICK.run(export, workspace(tmp_path / str(workers), "digits:", limit=100, workers=workers))
-        for workers in (0, 2)
-    )
-    assert history(without_workers) == history(with_workers) and without_workers.metrics == with_workers.metrics
+def test_loader_processes_change_no_bit(export, tmp_path, quick):
+    with_workers = QUICK.run(export, quick_space(tmp_path, workers=2))
+    assert history(quick) == history(with_workers) and quick.metrics == with_workers.metrics
 
 
 @pytest.mark.slow
@@ -218,10 +223,9 @@ def test_averaged_weights_are_evaluated(export, tmp_path):
     assert start < plain.numbers["top1"] - 10
 
 
-def test_bfloat16_trains(export, tmp_path):
-    bfloat16 = QUICK.run(export, workspace(tmp_path / "bfloat16", "digits:", limit=100, precision="bfloat16"))
-    float32 = QUICK.run(export, workspace(tmp_path / "float32", "digits:", limit=100))
-    assert history(bfloat16) != history(float32) and history(bfloat16) == pytest.approx(history(float32), rel=0.02)
+def test_bfloat16_trains(export, tmp_path, quick):
+    bfloat16 = QUICK.run(export, quick_space(tmp_path, precision="bfloat16"))
+    assert history(bfloat16) != history(quick) and history(bfloat16) == pytest.approx(history(quick), rel=0.02)
 
 
 def test_rates_decay_by_layer(export):
@@ -285,14 +289,13 @@ def test_another_image_size_changes_the_transform(export, tmp_path):
     assert outcome.facts["transform"] == "resize27-bicubic_crop24_exact"
 
 
-def test_training_and_evaluation_have_separate_interpolations(export, tmp_path):
+def test_training_and_evaluation_have_separate_interpolations(export, tmp_path, quick):
     """The recorded transform is that of evaluation, and it does not change the training."""
-    space = workspace(tmp_path, "digits:", limit=100)
-    bicubic = QUICK.run(export, space)
+    space = quick_space(tmp_path)
     bilinear_evaluation = replace(QUICK, interpolation="bilinear").run(export, space)
-    assert bilinear_evaluation.facts["transform"] == "resize18-bilinear_crop16_exact" != bicubic.facts["transform"]
-    assert history(bilinear_evaluation) == history(bicubic)
-    assert history(replace(QUICK, train_interpolation="bilinear").run(export, space)) != history(bicubic)
+    assert bilinear_evaluation.facts["transform"] == "resize18-bilinear_crop16_exact" != quick.facts["transform"]
+    assert history(bilinear_evaluation) == history(quick)
+    assert history(replace(QUICK, train_interpolation="bilinear").run(export, space)) != history(quick)
 
 
 def test_a_divergence_is_an_error_and_the_training_resumes_before_it(export, tmp_path, monkeypatch):
