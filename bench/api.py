@@ -251,13 +251,13 @@ def evaluate(
     forward: "Forward | None" = None,
     settings: Mapping[str, Any] | None = None,
     select: Literal["holdout", "val"] | None = None,
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     limit: int | None = None,
     rerun: bool = False,
     out: str | Path = OUT,
     options: Options | None = None,
     progress: Progress | None = None,
-) -> "Result":
+) -> "Result | Any":
     """Evaluate a checkpoint on an image set by one protocol, and record the result, as `bench run` does.
 
     checkpoint, statistics, forward: as for `load`. image_size: side of the images in pixels, or height and width; None:
@@ -267,7 +267,8 @@ def evaluate(
     and its label.
     images, labels: arrays or lists, of which a fifth of each class is held out for validation, or pairs (train, val) of
     them; `data` is then their name. name: the checkpoint's name in results. settings: changed settings of the protocol,
-    such as {"k": (10, 20)}; the result is marked. A result that is in `out` already is returned, unless `rerun`.
+    such as {"k": (10, 20)}; the result is marked. seed: of everything random; for several, [0, 1, 2], all results are
+    returned, or one if nothing is random. A result that is in `out` already is returned, unless `rerun`.
     progress: is called with the lines that `bench run` prints. `result.metrics["top1_k20"]` has `.value`, in its
     `.unit`, and `.interval`, the 95 % interval over validation images; `result.numbers` has only the values.
 
@@ -302,7 +303,7 @@ def evaluate(
     if is_module(checkpoint) or statistics is not None or forward is not None:  # a module's own size may be unknown
         of_module = image_size if is_module(checkpoint) else None
         checkpoint = load(checkpoint, image_size=of_module, statistics=statistics, forward=forward)
-    (result,) = evaluate_suite(
+    results = evaluate_suite(
         [checkpoint],
         protocol,
         data,
@@ -317,7 +318,7 @@ def evaluate(
         options=options,
         progress=progress,
     )
-    return result
+    return results[0] if isinstance(seed, int) else results
 
 
 def evaluate_suite(
@@ -329,7 +330,7 @@ def evaluate_suite(
     image_size: int | tuple[int, int] | None = None,
     settings: Mapping[str, Any] | None = None,
     select: Literal["holdout", "val"] | None = None,
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     limit: int | None = None,
     rerun: bool = False,
     out: str | Path = OUT,
@@ -362,7 +363,7 @@ def evaluate_suite(
         select=select,
         set=changes_of(settings),
         out=folder,
-        seed=seed,
+        seed=(seed,) if isinstance(seed, int) else tuple(seed),
         limit=limit,
         rerun=rerun,
     )

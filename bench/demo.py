@@ -78,7 +78,7 @@ def evaluate_demo(network: Path, out: Path, seed: int) -> int:
         data=(f"noisydigits={IMAGES}",),
         out=out,
         device="cpu",
-        seed=seed,
+        seed=(seed,),
         limit=LIMIT,
     )
     if evaluate(options).failed:

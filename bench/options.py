@@ -193,9 +193,15 @@ class EvaluationOptions(CheckpointOptions, ClusterOptions):
     select: Literal["holdout", "val"] | None = None
     # TASK.FIELD=VALUE: change a setting, such as knn.k=10,20; the results are marked as modified
     set: tuple[str, ...] = ()
-    seed: NonNegativeInt = 0  # N: seed of everything random in a task (0)
+    # N: seed of everything random in a task; several: each protocol that draws anything is repeated with each (0)
+    seed: tuple[NonNegativeInt, ...] = ()
     limit: PositiveInt | None = None  # N: at most N images of each split, for smoke runs
     rerun: bool = False  # run again even what has a result already
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The different seeds, one or more."""
+        return tuple(dict.fromkeys(self.seed)) or (0,)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,11 @@ from engine.settings import NonNegativeInt, from_text
 from engine.tasks import settings_of
 
 # Settings of a run -> their types.
-RUN_SETTINGS = {"precision": Literal["float32", "bfloat16"], "decode": Literal["exact", "fast"], "seed": NonNegativeInt}
+RUN_SETTINGS = {
+    "precision": Literal["float32", "bfloat16"],
+    "decode": Literal["exact", "fast"],
+    "seed": tuple[NonNegativeInt, ...],
+}
 NETWORK_CHANGES = ("statistics", "image_size", "positions")
 
 Variation = tuple[str, ...]  # changes NAME=VALUE

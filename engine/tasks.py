@@ -139,7 +139,6 @@ class Outcome:
     # What this run spent, which depends on what was on disk: "forwards" (images through the backbone) and
     # "extraction_seconds" (time for these).
     cost: Mapping[str, float] = field(default_factory=dict)
-    random: bool = True  # whether another seed could give other numbers
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -186,6 +185,11 @@ class Task(Validated):
     NEEDS_TRAIN: ClassVar[bool] = True  # False: the validation images alone are enough
     # Other choices in the literature, FIELD=VALUE, several separated by a space: for `bench sensitivity`.
     VARIATIONS: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def is_random(self) -> bool:
+        """Whether another seed can give other numbers. Override it where not: `is_random: ClassVar[bool] = False`."""
+        return True
 
     def run(self, export: Any, space: Workspace) -> Outcome:
         """Evaluate an export. ValueError for what a user can cause."""

@@ -48,7 +48,7 @@ def run(options: Options) -> int:
     from engine.files import write_atomic
     from engine.printing import say, table
 
-    evaluation = options_from(options, EvaluationOptions, suite=options.protocol)
+    evaluation = options_from(options, EvaluationOptions, suite=options.protocol, seed=(options.seed,))
     title, effects, left_out = sensitivity(evaluation, options.vary)
     path = options.out / f"sensitivity-{options.protocol}.csv"
     write_atomic(path, to_csv(effects))

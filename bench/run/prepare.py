@@ -47,14 +47,16 @@ class Job:
     data: DataUsed
     path: Path  # of the result file
     state: State
+    seed: int = 0  # of everything random
     limit: int | None = None  # at most this many images of each split; None: all
     image_size: int | tuple[int, int] | None = None  # of the images that the network gets; None: the protocol decides
     problem: str = ""  # why the job would fail, if that is known before it runs
 
     @property
     def title(self) -> str:
-        """`knn@dino on digits`, or `knn@dino on digits with k=5`."""
+        """`knn@dino on digits`, or `knn@dino on digits with k=5 seed=1`."""
         changes = " ".join(f"{name}={short(value)}" for name, value in self.protocol.changes.items())
+        changes = f"{changes} seed={self.seed}".lstrip() if self.seed else changes
         return f"{self.protocol.name} on {self.data.name}" + (f" with {changes}" if changes else "")
 
     @property
@@ -63,8 +65,8 @@ class Job:
         return {split: min(count, self.limit or count) for split, count in self.data.images.items()}
 
     def workspace(self, space: Workspace) -> Workspace:
-        """The workspace of the run with the job's image set and limit."""
-        return replace(space, data=self.data.url, limit=self.limit)
+        """The workspace of the run with the job's image set, limit and seed."""
+        return replace(space, data=self.data.url, limit=self.limit, seed=self.seed)
 
     def network(self, export: FrozenExport) -> FrozenExport:
         """The checkpoint's export at the image size of the job."""
@@ -97,7 +99,7 @@ def workspace_of(options: EvaluationOptions, world: World = World()) -> Workspac
         precision="bfloat16" if options.precision == "bfloat16" else "float32",
         compiled=options.compiled,
         decode=options.decode,
-        seed=options.seed,
+        seed=options.seeds[0],
         limit=options.limit,
         skip_bad=options.skip_bad,
         batch_size=options.batch_size,
@@ -126,7 +128,9 @@ def prepare(
     data = [*known, *(_open_all(options, space, val_alone) if options.data or not known else ())]
     exports: dict[tuple[str, str], FrozenExport] = {}
     checkpoints, unavailable = world.on_rank0(lambda: _load_checkpoints(options, exports, dry_run))
-    protocols, jobs, left_out = world.on_rank0(lambda: plan_jobs(options.out, space, checkpoints, data, protocols))
+    protocols, jobs, left_out = world.on_rank0(
+        lambda: plan_jobs(options.out, space, checkpoints, data, protocols, options.seeds)
+    )
     unavailable += world.on_rank0(lambda: _check_activations(jobs, exports, dry_run))
     return Preparation(
         space=space,
@@ -216,8 +220,11 @@ def plan_jobs(
     checkpoints: Sequence[LoadedCheckpoint],
     data: Sequence[DataUsed],
     protocols: Sequence[ChosenProtocol],
+    seeds: Sequence[int] = (0,),
 ) -> tuple[list[ChosenProtocol], list[tuple[LoadedCheckpoint, list[Job]]], list[str]]:
     """Protocols for which there are images, jobs of each checkpoint, and a line for each reason to leave one out.
+
+    Protocols that draw nothing at random have a job for the first seed alone.
 
     ValueError for an image set or a checkpoint that no protocol can evaluate.
     """
@@ -248,9 +255,12 @@ def plan_jobs(
             lines.append(f"{name} is evaluated without {', '.join(names)}: {reason}")
         unsuitable_protocols = [chosen for unsuitable in reasons.values() for chosen in unsuitable]
         planned = [
-            _job(out, space, checkpoint, images, chosen, problem)
+            _job(out, replace(space, seed=seed), checkpoint, images, chosen, problem)
+            for seed in seeds
             for chosen, images, problem in pairs
-            if chosen not in unsuitable_protocols and chosen.name not in refused_by_set.get(images.name, ())
+            if (seed == seeds[0] or chosen.task.is_random)
+            and chosen not in unsuitable_protocols
+            and chosen.name not in refused_by_set.get(images.name, ())
         ]
         jobs.append((checkpoint, sorted(planned, key=lambda job: job.state == "failed before")))
     return protocols, jobs, lines
@@ -451,6 +461,7 @@ def _job(
         data=data,
         path=path,
         state=state,
+        seed=space.seed,
         limit=limit,
         image_size=image_size,
     )

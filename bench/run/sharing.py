@@ -28,7 +28,7 @@ def group_of(job: Job, shared: Shared) -> Hashable:
     A job that failed before runs only with failed jobs of the same stream, because it might stop all others.
     """
     failed_stream = shared.stream if job.state == "failed before" else ""
-    return (job.data.url, shared.together, failed_stream, job.state) if shared.together else job.path
+    return (job.data.url, job.seed, shared.together, failed_stream, job.state) if shared.together else job.path
 
 
 def grouped(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> list[tuple[list[Job], Workspace]]:

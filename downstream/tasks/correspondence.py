@@ -139,6 +139,7 @@ class Correspondence(FrozenTask):
     """Settings of one evaluation."""
 
     COST: ClassVar[float] = 3.0  # some 450 images at 13 times the pixels of 224 x 224
+    is_random: ClassVar[bool] = False
     LAYOUT: ClassVar[str] = "spair"
     KEY: ClassVar[str] = "correspondence"
 
@@ -211,7 +212,6 @@ class Correspondence(FrozenTask):
             metrics=resampled_metrics(partial(weighted_pck, pairs, counts), len(scenes)),
             arrays={"counts": counts, "ends": pairs.ends, "classes": pairs.classes, "rows": pairs.in_subset},
             facts=facts,
-            random=False,
         )
 
     def match_class(self, backbone: Backbone, scenes: SceneSet, pairs: SelectedPairs, label: int) -> list[np.ndarray]:

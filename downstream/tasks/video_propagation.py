@@ -180,6 +180,7 @@ class VideoPropagation(FrozenTask):
     """Settings of one evaluation."""
 
     COST: ClassVar[float] = 3.0
+    is_random: ClassVar[bool] = False
     LAYOUT: ClassVar[str] = "davis"
     KEY: ClassVar[str] = "video_propagation"
     NEEDS_TRAIN: ClassVar[bool] = False
@@ -270,7 +271,6 @@ class VideoPropagation(FrozenTask):
             },
             arrays={"objects": objects, "videos": video_of_object},
             facts=facts,
-            random=False,
         )
 
     @torch.no_grad()

@@ -38,6 +38,7 @@ class Copydays(Task):
     """Settings of a copy detection."""
 
     COST: ClassVar[float] = 1.5
+    is_random: ClassVar[bool] = False
 
     size: PositiveInt = 320  # side in pixels to which images are resized
 
@@ -91,7 +92,7 @@ class Copydays(Task):
         if missing := [name for name in COPIES if not os.path.isdir(os.path.join(place, name))]:
             facts["warnings"] = [f"no number for {', '.join(missing)}: {place} has no such folder"]
         forwards = len(rows) + len(query_rows) + whitening
-        return Outcome(metrics=metrics, facts=facts, cost={"forwards": forwards}, random=False)
+        return Outcome(metrics=metrics, facts=facts, cost={"forwards": forwards})
 
 
 PROTOCOLS = {

@@ -172,6 +172,10 @@ class Knn(PooledTask):
             raise ValueError(f"layers=all, layer={self.layer}: to evaluate all blocks, leave layer at -1")
 
     @property
+    def is_random(self) -> bool:
+        return self.fraction < 1
+
+    @property
     def kind(self) -> FeatureKind:
         return FeatureKind(self.pool, self.layer, self.norm)
 
@@ -278,8 +282,7 @@ class Knn(PooledTask):
         if duplicates:
             facts["warnings"] = [*facts.get("warnings", ()), duplicates]
         metrics = with_class_means(metrics, val)
-        random = self.fraction < 1
-        return Outcome(metrics=metrics, arrays=arrays, facts=facts, cost=cost(gallery, queries), random=random)
+        return Outcome(metrics=metrics, arrays=arrays, facts=facts, cost=cost(gallery, queries))
 
 
 def predictions(

@@ -34,6 +34,7 @@ class Ood(PooledTask):
     """Settings of an out-of-distribution detection."""
 
     COST: ClassVar[float] = 1.1  # after k-NN, which reads the same features
+    is_random: ClassVar[bool] = False
 
     sets: OneOrMoreDifferent[str] = ("noisydigits:",)  # URLs of sets whose validation images are out of distribution
     k: PositiveInt = 50  # rank of the neighbour that gives the score, or the number of training images if smaller
@@ -88,7 +89,7 @@ class Ood(PooledTask):
             "sets": [features.facts for features in foreign],
             "k": min(self.k, len(gallery)),
         }
-        return Outcome(metrics=metrics, facts=facts, cost=cost(gallery, known, *foreign), random=False)
+        return Outcome(metrics=metrics, facts=facts, cost=cost(gallery, known, *foreign))
 
     def scores(self, gallery: FeatureSet, queries: FeatureSet, space: Workspace) -> np.ndarray:
         """Cosine similarity (Q,) of each query to its k-th nearest image of the gallery, in every process."""

@@ -43,6 +43,7 @@ class Retrieval(PooledTask):
     """Settings of an image retrieval."""
 
     COST: ClassVar[float] = 1.1  # after k-NN, which reads the same features of a labelled set
+    is_random: ClassVar[bool] = False
 
     size: PositiveInt = 224  # maximal length of the longer side of images of revisited sets
     scales: Literal["one", "three"] = "one"  # of images of revisited sets; three: also scaled by 0.7 and 0.5
@@ -85,7 +86,7 @@ class Retrieval(PooledTask):
         metrics = {"map": mean_metric(average, indices, len(val))}
         metrics |= {f"mp{kappa}": mean_metric(at[:, column], indices, len(val)) for column, kappa in enumerate(KAPPAS)}
         facts = {"train": gallery.facts, "val": queries.facts, "queries": len(chosen)}
-        return Outcome(metrics=metrics, facts=facts, cost=cost(gallery, queries), random=False)
+        return Outcome(metrics=metrics, facts=facts, cost=cost(gallery, queries))
 
     def revisited(self, export: FrozenExport, space: Workspace) -> Outcome:
         """The outcome on a revisited set, by its ground truth for each level."""
@@ -106,7 +107,7 @@ class Retrieval(PooledTask):
             for column, kappa in enumerate(KAPPAS):
                 metrics[f"mp{kappa}_{level}"] = mean_metric(scores.at[:, column], indices, len(queries))
         facts = {"train": database.facts, "val": queries.facts}
-        return Outcome(metrics=metrics, facts=facts, cost={"forwards": len(rows) + len(query_rows)}, random=False)
+        return Outcome(metrics=metrics, facts=facts, cost={"forwards": len(rows) + len(query_rows)})
 
     def descriptors(self, export: FrozenExport, images: ImageSet, space: Workspace) -> np.ndarray:
         """Unit vectors (N, D) of whole images, at one or three scales."""

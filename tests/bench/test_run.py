@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import bench as bench_api
 from bench.results.record import DataUsed, read_result
 from bench.run.prepare import effective_limit
 
@@ -177,6 +178,35 @@ def test_a_limited_result_counts_as_full_only_if_no_image_is_left_out(run, out):
     assert columns == ["tiny/toy@one:top1_k1", "tiny/toy@one[limit=8]:top1_k1"]
     data = DataUsed(name="a", url="a:", images={"train": 60, "val": 20})
     assert [effective_limit(limit, data) for limit in (None, 60, 61, 59, 20)] == [None, None, None, 59, 20]
+
+
+def test_several_seeds_repeat_what_is_random(bench, exports, out):
+    words = (
+        "run",
+        "--checkpoint",
+        exports[0],
+        "--data",
+        "tiny=tiny:",
+        "--suite",
+        "knn@dino,lowshot@bench",
+        "--out",
+        out,
+    )
+    assert "1 failed" not in bench(*words, "--seed", "0", "1")[1]
+    code, output, _ = bench(*words, "--seed", "0", "1", "2")
+    assert code == 0 and "1 done, 3 skipped" in output
+    names = sorted(path.name for path in result_paths(out))
+    assert names == ["knn@dino-seed0.json", *(f"lowshot@bench-seed{seed}.json" for seed in range(3))]
+    results = [read_result(path) for path in result_paths(out)]
+    assert {result.protocol.name: result.random for result in results} == {"knn@dino": False, "lowshot@bench": True}
+    drawn = [result.numbers["top1_1shot"] for result in results if result.random]
+    assert len(set(drawn)) > 1
+    (row,) = board(out)
+    assert float(row["tiny/lowshot@bench:top1_1shot"]) == pytest.approx(np.mean(drawn))
+    assert float(row["tiny/lowshot@bench:top1_1shot:std"]) == pytest.approx(np.std(drawn))
+    results = bench_api.evaluate(exports[0], "lowshot@bench", "tiny=tiny:", seed=[1, 2], out=out)
+    assert [result.seed for result in results] == [1, 2]
+    assert len(bench_api.evaluate(exports[0], "knn@dino", "tiny=tiny:", seed=[0, 1], out=out)) == 1
 
 
 def test_two_exports_of_the_same_name_are_kept_apart(run, exports, out):
