@@ -216,6 +216,19 @@ class ViTExport(PreparesImages):
                 tensors[name] = resize_relative(tensor, source, spec.grid)
         return tensors
 
+    def with_patch_size(self, patch_size: int) -> "ViTExport":
+        """The same network on patches of another size; without a fingerprint.
+
+        Patch embeddings of larger patches are those of the source on the patches before enlargement: the pseudo-inverse
+        resize of FlexiViT (Beyer et al. 2023, section 3.4).
+        """
+        from timm.layers import resample_patch_embed
+
+        name = "patch_embed.proj.weight"
+        weight = resample_patch_embed(self.tensors[name], [patch_size, patch_size])
+        spec, tensors = self.spec.with_patch_size(patch_size), {**self.tensors, name: weight}
+        return replace(self, spec=spec, tensors=tensors, fingerprint={})
+
     def with_tables(self, tables: Tables) -> "ViTExport":
         """The same network with relative position tables in each block, to train them; it computes the same features.
 

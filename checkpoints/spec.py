@@ -206,6 +206,16 @@ class ViTSpec(Validated, ImageGrid):
         """The same network at the image size of the stored position tables."""
         return replace(self, image_size=self.table_size or self.image_size, table_size=None)
 
+    def with_patch_size(self, patch_size: int) -> "ViTSpec":
+        """The same network on patches of another size, and on images that have as many of them."""
+        (rows, columns), (stored_rows, stored_columns) = self.grid, self.stored.grid
+        return replace(
+            self,
+            patch_size=patch_size,
+            image_size=(rows * patch_size, columns * patch_size),
+            table_size=(stored_rows * patch_size, stored_columns * patch_size),
+        )
+
     @property
     def family(self) -> Literal["vit", "beit", "eva", "pixels"]:
         """Which of timm's classes holds the weights; "pixels": raw pixels, without weights."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import log2
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -45,16 +46,14 @@ class Detection(DetectionSettings, DenseTask):
     )
 
     def check_network(self, spec: FrozenSpec) -> None:
-        """Raise ValueError for a network that is not a ViT, or whose patch size does not fit strides 4, 8, 16, 32."""
+        """Raise ValueError for a network that is not a ViT, or whose patch size is far from strides 4, 8, 16, 32."""
         vit_spec(spec, "detectors are trained with four blocks of a ViT")
-        if spec.patch_size not in (4, 8, 16, 32):
-            raise ValueError(
-                f"patches of {spec.patch_size} px: the pyramid of strides 4, 8, 16, 32 needs 4, 8, 16 or 32 px"
-            )
+        if stride_of(spec) not in (4, 8, 16, 32):
+            raise ValueError(f"patches of {spec.patch_size} px: the pyramid of strides 4, 8, 16, 32 needs 3 to 45 px")
 
     def summary(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
-        return {
+        return resized_patches(spec) | {
             "longest side": self.long,
             "epochs": self.epochs,
             "steps": f"up to {self.lengths(images['train']).steps}",  # images without objects are excluded
@@ -73,7 +72,7 @@ class Detection(DetectionSettings, DenseTask):
     def model_flops(self, spec: ViTSpec, classes: int) -> Flops:
         """FLOPs on images of 4 : 3, as most of COCO's are, at the median training size."""
         self.check_network(spec)
-        export = untrained_export(spec)
+        export = untrained_export(spec.with_patch_size(stride_of(spec)))
         assert isinstance(export, ViTExport)
         with quiet_libraries():
             model = self.model(export, classes, False, 0)
@@ -121,6 +120,7 @@ class Detection(DetectionSettings, DenseTask):
         from downstream.metrics.detection_metric import evaluator_version
 
         warnings = self.recipe_warnings(export, train, result.batch)
+        warnings += [f"patches are {text}" for text in resized_patches(export.spec).values()]
         if not uses_masks(train, val):
             warnings.append("objects have only boxes: no mask head was trained")
         facts = {
@@ -136,6 +136,7 @@ class Detection(DetectionSettings, DenseTask):
             "batch": dict(result.batch),
             "epochs": self.epochs,
             "warnings": warnings,
+            **resized_patches(export.spec),
         }
         on_resamples = resampled(lambda weights: weighted_ap(result.arrays, weights), len(val))
         metrics = {name: Metric(value=value, resampled=on_resamples[name]) for name, value in result.metrics.items()}
@@ -182,7 +183,8 @@ class Detection(DetectionSettings, DenseTask):
     def model(self, export: ViTExport, classes: int, synchronised: bool, seed: int, masks: bool = True) -> "nn.Module":
         """mmdet's detector with the export as its backbone.
 
-        The position table is trained at its size in the export, and interpolated for every image.
+        The position table is trained at its size in the export, and interpolated for every image. Patches of other
+        sizes than the pyramid's strides are resized first.
 
         Args:
             export: the export.
@@ -194,6 +196,8 @@ class Detection(DetectionSettings, DenseTask):
         from downstream.models.backbone import DenseBackbone, default_taps, dense_network
         from downstream.models.detectors import detector
 
+        if stride_of(export.spec) != export.spec.patch_size:
+            export = export.with_patch_size(stride_of(export.spec))
         backbone = DenseBackbone(
             dense_network(export, export.spec.stored.image_size, self.drop_path),
             default_taps(export.spec.depth),
@@ -202,6 +206,17 @@ class Detection(DetectionSettings, DenseTask):
             recompute=self.recompute,
         )
         return detector(self, backbone, export, classes, synchronised, seed, masks)
+
+
+def stride_of(spec: FrozenSpec) -> int:
+    """The power of two that is nearest to the patch size, in octaves: 16 for patches of 14 px."""
+    return int(2 ** round(log2(spec.patch_size)))
+
+
+def resized_patches(spec: FrozenSpec) -> dict[str, str]:
+    """What to state of a network whose patch embedding is resized to a stride; nothing of others."""
+    stride = stride_of(spec)
+    return {"patches": f"resized from {spec.patch_size} to {stride} px"} if stride != spec.patch_size else {}
 
 
 def trainable_scenes(train: SceneSet, val: SceneSet) -> SceneSet:

@@ -1,7 +1,9 @@
 """COCO object detection and instance segmentation by Mask R-CNN, end to end: box and mask AP on val2017.
 
 mmdet's Mask R-CNN on a feature pyramid from the patches of four blocks, resized to four scales; AdamW with layer-wise
-learning rate decay.
+learning rate decay. The pyramid needs patches of 4, 8, 16 or 32 px. Other sizes become the nearest of these, 14 px
+become 16, by FlexiViT's resize of the patch embedding, as in EVA's detectors (baaivision/EVA,
+interpolate_patch_14to16.py, by plain bicubic interpolation); the result says so.
 """
 
 from dataclasses import dataclass, replace

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import fold, interpolate, unfold
 from toy_scenes import PLAIN, SPECS, export_of, kill_at_call, task_refusal, workspace
 
 from downstream.metrics.scores import average_precisions
@@ -163,5 +164,22 @@ def test_diverged_trainings_and_unsuitable_inputs_are_refused(tmp_path):
     assert "coco:ROOT" in task_refusal(MASKRCNN, "tiny-ade20k:", tmp_path)
     longer = replace(MASKRCNN, warmup=1000)
     assert "warmup=1000" in task_refusal(longer, "tiny-coco:", tmp_path, limit=None)
-    odd = replace(PLAIN, patch_size=14, image_size=28)
-    assert "patches of 14 px" in task_refusal(MASKRCNN, "tiny-coco:", tmp_path, odd)
+    odd = replace(PLAIN, patch_size=48, image_size=96)
+    assert "patches of 48 px" in task_refusal(MASKRCNN, "tiny-coco:", tmp_path, odd)
+
+
+def test_patches_of_14_are_resized_to_16_and_the_result_says_so(tmp_path):
+    export = export_of(replace(PLAIN, patch_size=14, image_size=56))
+    backbone = MASKRCNN.model(export, 2, False, 0).backbone.eval()
+    assert backbone.vit.spec.patch_size == 16 and backbone.vit.spec.size == (64, 64)
+    image = torch.randn(1, 3, 56, 56)
+    patches = unfold(image, 14, stride=14).view(3, 14, 14, 16).permute(3, 0, 1, 2)
+    larger = interpolate(patches, (16, 16), mode="bicubic", antialias=True)
+    larger = fold(larger.permute(1, 2, 3, 0).reshape(1, -1, 16), 64, 16, stride=16)
+    with torch.no_grad():
+        resized, original = backbone(larger)[-1], export.build()(image, norm=False)[0]
+    assert (resized.flatten(2).transpose(1, 2) - original[:, 1:]).abs().max() < 1e-4 * original.abs().max()
+    outcome = MASKRCNN.run(export, workspace(tmp_path, "tiny-coco:"))
+    assert outcome.facts["patches"] == "resized from 14 to 16 px"
+    assert any("14 to 16 px" in warning for warning in outcome.facts["warnings"])
+    assert "patches" not in MASKRCNN.summary(PLAIN, {"train": 8, "val": 4})
