@@ -72,7 +72,7 @@ def test_a_training_starts_from_the_encoder_of_another_training(pretrain, refuse
     start = ViTExport.load(tmp_path / "on/start")
     assert start.digest == first.digest and start.facts["init"]["digests"] == [first.digest]
     assert ViTExport.load(tmp_path / "on/export").digest != first.digest
-    refused_pretrain("--init", tmp_path / "run", "--set", "width=32", out=tmp_path / "wide", named="--set width=16")
+    refused_pretrain("--init", tmp_path / "run", "--set", "width=32", out=tmp_path / "wide", named="--init | width=16")
 
 
 def test_a_dry_run_prints_the_whole_plan_and_writes_nothing(pretrain, tmp_path):
