@@ -61,8 +61,10 @@ def recipe_for(
     module, spec = method_file(method), init.trained.spec
     base = name or nearest_recipe(module.RECIPES, spec)
     published = published_recipe(method, module, base)
-    sizes = {f"spec.{size}": getattr(spec, size) for size in SIZES}
-    start = replaced(published, sizes | {"epochs": MANY, "spec.image_size": spec.side})
+    sizes, side = {f"spec.{size}": getattr(spec, size) for size in SIZES}, init.trained.evaluation_size
+    start = replaced(
+        published, sizes | {"epochs": MANY, "spec.image_size": side if isinstance(side, int) else spec.side}
+    )
     changes = changes_by_path(start, texts, method)
     # Read apart from these, the other changes contradict no size and no number of epochs: all misfits are told at once.
     free = {path: text for path, text in changes.items() if path in (*sizes, "spec.image_size", "epochs")}

@@ -19,8 +19,8 @@ from pretrain.loop.trainer import build
 from pretrain.recipe import VIT_S, Recipe
 
 
-def init_of(spec) -> InitialWeights:
-    export = SimpleNamespace(spec=spec, facts={"name": "small"}, evaluation_size=spec.image_size)
+def init_of(spec, evaluation_size=None) -> InitialWeights:
+    export = SimpleNamespace(spec=spec, facts={"name": "small"}, evaluation_size=evaluation_size or spec.image_size)
     return InitialWeights(reference="x", trained=export, averaged=export)
 
 
@@ -49,6 +49,8 @@ def test_the_rules_of_continued_training():
     assert made.name == "vit_s" and made.recipe.spec == vit_s14
     assert numbers(made.recipe, *names) == [100, 16, 5e-5, 10, 1e-7, 98, 224]
     assert numbers(chosen("dino", vit_s14, images=IMAGENET).recipe, *names[:4]) == [10, 512, 5e-5, 1]
+    dinov2s = init_of(replace(vit_s14, image_size=518), evaluation_size=224)
+    assert recipe_for("dino", None, (), dinov2s, 100, str).recipe.spec == vit_s14
     ours = ("epochs=5", "batch_size=32", "image_size=112", "lr=1e-3")
     assert numbers(chosen("dino", vit_s14, *ours).recipe, *names) == [5, 32, 1e-3, 0.5, 1e-7, 42, 112]
     dinov2 = chosen("dinov2", replace(vit_s14, width=1024, depth=24, heads=16), images=200).recipe
