@@ -6,7 +6,7 @@ method's recipe of the nearest size is adapted by the rules of `continued`; docs
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from math import log, log2
+from math import log, log2, sqrt
 from typing import Any
 
 from bench.pretraining.recipes import (
@@ -111,7 +111,13 @@ def continued(values: Values, published: Recipe, images: int | None, kept: Colle
             values[path] = value
 
     choose("epochs", max(1, min(EPOCHS, round(published.epochs / SLOWER * IMAGENET / (images or IMAGENET)))))
-    choose("lr", published.lr / SLOWER)
+    if images and images < UPDATES * published.batch:
+        choose("batch", small_batch(images))
+    for path in [f"settings.{name}" for name in CHUNKS if hasattr(published.settings, name)]:
+        choose(path, 0 if values[path] and values["batch"] % values[path] else values[path])
+    peak = published.peak / SLOWER * sqrt(values["batch"] / published.batch)
+    choose("lr", float(f"{peak:.3g}"))
+    choose("lr_batch", 0)  # lr is the peak
     choose("schedule.floor", getattr(published.schedule, "floor", 0.0) / SLOWER)
     choose("schedule.warmup", values["epochs"] / SLOWER)
     share = values["epochs"] / published.epochs  # of the recipe's epochs
@@ -119,10 +125,6 @@ def continued(values: Values, published: Recipe, images: int | None, kept: Colle
     for path in [f"settings.{name}" for name in EPOCH_SETTINGS if hasattr(published.settings, name)]:
         time = share * values[path]
         choose(path, round(time) if isinstance(values[path], int) else time)
-    if images and images < UPDATES * values["batch"]:
-        choose("batch", small_batch(images))
-        for path in [f"settings.{name}" for name in CHUNKS if hasattr(published.settings, name)]:
-            choose(path, 0 if values[path] and values["batch"] % values[path] else values[path])
     scale = values["spec.image_size"] / published.spec.side
     for path in [f"settings.{name}" for name in CROPS if hasattr(published.settings, name)]:
         choose(path, round(scale * values[path]))

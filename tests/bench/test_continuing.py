@@ -47,8 +47,8 @@ def test_the_rules_of_continued_training():
     names = ("epochs", "batch", "lr", "warmup", "floor", "local_size", "image_size")
     made = chosen("dino", vit_s14)
     assert made.name == "vit_s" and made.recipe.spec == vit_s14
-    assert numbers(made.recipe, *names) == [100, 16, 5e-5, 10, 1e-7, 98, 224]
-    assert numbers(chosen("dino", vit_s14, images=IMAGENET).recipe, *names[:4]) == [10, 512, 5e-5, 1]
+    assert numbers(made.recipe, *names) == [100, 16, 1.77e-5, 10, 1e-7, 98, 224]
+    assert numbers(chosen("dino", vit_s14, images=IMAGENET).recipe, *names[:4]) == [10, 512, 1e-4, 1]
     dinov2s = init_of(replace(vit_s14, image_size=518), evaluation_size=224)
     assert recipe_for("dino", None, (), dinov2s, 100, str).recipe.spec == vit_s14
     ours = ("epochs=5", "batch_size=32", "image_size=112", "lr=1e-3")
