@@ -21,6 +21,9 @@ from engine.work import Scale, Work
 
 Split = Literal["train", "val"]
 SelectOn = Literal["holdout", "val"]
+# What a head predicts for an image: classes, logits (C,); a mask, the class of each pixel (H, W) uint8; depth, metres
+# (H, W) float32. "": a task keeps no head.
+Predicts = Literal["", "classes", "mask", "depth"]
 
 
 class Images(Interface):
@@ -85,6 +88,7 @@ class Workspace:
     wanted: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     world: World = field(default_factory=World)  # the connected processes, which run every task together
     opened: OpenedSets = field(default_factory=OpenedSets, repr=False, compare=False)  # sets that are open already
+    keep_heads: bool = False  # whether outcomes include the heads that they report
 
     def images(self, split: Split, opener: Callable[[str, Split], Opened]) -> Opened:
         """One split of `data`, at most `limit` images of it; each process opens it once for all tasks."""
@@ -127,6 +131,20 @@ class Metric:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Head:
+    """The trained head whose numbers a task reports: what `Task.apply_head` needs in addition to the settings."""
+
+    tensors: Mapping[str, Any]  # torch tensors by name
+    classes: tuple[str, ...]  # names of the classes by number; empty for depth
+    facts: Mapping[str, Any] = field(default_factory=dict)  # JSON values, such as the readout that was chosen
+
+
+# Called with the index of an image and what a head predicts for it, or the reason why it cannot be read; from any
+# thread, in almost any order.
+Emit = Callable[[int, "np.ndarray | str"], object]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """The result of a task: metrics, with arrays and facts behind them."""
 
@@ -139,6 +157,7 @@ class Outcome:
     # What this run spent, which depends on what was on disk: "forwards" (images through the backbone) and
     # "extraction_seconds" (time for these).
     cost: Mapping[str, float] = field(default_factory=dict)
+    head: Head | None = field(default=None, repr=False)  # with `Workspace.keep_heads`, at least in rank 0
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -194,6 +213,21 @@ class Task(Validated):
     def run(self, export: Any, space: Workspace) -> Outcome:
         """Evaluate an export. ValueError for what a user can cause."""
         raise NotImplementedError(f"task {type(self).__name__} does not define run()")
+
+    @property
+    def predicts(self) -> Predicts:
+        """What the head predicts that an outcome includes with `Workspace.keep_heads`; "" if it has none."""
+        return ""
+
+    def apply_head(
+        self, head: Head, export: Any, images: Any, space: Workspace, emit: Emit, first: int = 0
+    ) -> None:
+        """Predict images of an ImageSet by a kept head, with the pixels and the arithmetic of the evaluation.
+
+        export: the network on which the head was trained. emit: called once for each image from index `first` on, and
+        perhaps for a few before it. Raises UnreadableImage unless `space.skip_bad`.
+        """
+        raise NotImplementedError(f"task {type(self).__name__} keeps no head")
 
     def shares(self, export: Any, space: Workspace) -> Shared:
         """What `run` computes that other tasks of the run on the same images can use."""

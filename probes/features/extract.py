@@ -22,7 +22,7 @@ from checkpoints.frozen import FrozenExport
 from engine.machine import own_cores, run_on_core_threads
 from engine.progress import Progress
 from engine.rows import ChosenRows, Rows
-from engine.tasks import Workspace
+from engine.tasks import Emit, Workspace
 from engine.training.loading import read_ahead
 from engine.work import Kind, Part, Scale, Work
 from imagesets.decoding import UnreadableImage
@@ -388,6 +388,30 @@ def for_each_batch(reader: Reader, work: OnBatch, device: str | torch.device, wo
     else:
         loaders = min(MAX_LOADERS, own_cores()) if workers is None else workers
         read_with_loaders(reader, work, loaders, device)
+
+
+def emit_logits(
+    logits_of: Callable[[DecodedBatch, range], Tensor],
+    images: ImageSet,
+    transform: ImageTransform,
+    space: Workspace,
+    emit: Emit,
+    first: int = 0,
+) -> None:
+    """Emit the logits (C,) float32 of each image from `first` on, read in the batches of an extraction.
+
+    logits_of: a decoded batch and the indices of its images -> (B, C).
+    """
+    spans = batch_spans(len(images), space.batch_size or forward_batch(space.device))
+    remaining = {number: span for number, span in spans.items() if span.stop > first}
+
+    def work(batch: DecodedBatch, span: range) -> None:
+        with torch.inference_mode():
+            rows = logits_of(batch, span).float().cpu().numpy()
+        for index, row in zip(span, rows, strict=True):
+            emit(index, batch.unreadable.get(index, row))
+
+    for_each_batch(Reader(images, transform, remaining, space.skip_bad), work, space.device, space.workers)
 
 
 def read_with_loaders(reader: Reader, work: OnBatch, loaders: int, device: str | torch.device) -> None:

@@ -313,6 +313,11 @@ class AttentiveHeads:
         copy.modules[0].to(self.diverged.device).load_state_dict(self.modules[index].state_dict())
         return copy
 
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The tensors of a copy of one head."""
+        return self.modules[0].state_dict()
+
     def state(self) -> dict[str, Tensor]:
         """Every tensor that training changes, named by head: those of all processes together are one state."""
         tensors = {"steps": torch.tensor(self.steps)}

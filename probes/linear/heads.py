@@ -294,6 +294,12 @@ class Heads:
             copy.running_statistics = {head.readout: (mean.clone(), variance.clone())}
         return copy
 
+    @property
+    def weights(self) -> State:
+        """What a copy of one head computes with: weight (D, C), bias (C,), and those of its norm (D,)."""
+        statistics = next(iter(self.running_statistics.values()), ())
+        return self.groups[0].parameters | dict(zip(("mean", "variance"), statistics, strict=False))
+
     def _head_tensors(self, index: int) -> State:
         group = next(group for group in self.groups if index in group.indices)
         return group.head_tensors(index)

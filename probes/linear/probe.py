@@ -32,12 +32,34 @@ from engine.settings import (
     TwoOrMore,
     check_less,
 )
-from engine.tasks import ADDED, Features, Outcome, SelectOn, Shared, Task, Workspace, all_features, settings_of
+from engine.tasks import (
+    ADDED,
+    Emit,
+    Features,
+    Head,
+    Outcome,
+    Predicts,
+    SelectOn,
+    Shared,
+    Task,
+    Workspace,
+    all_features,
+    settings_of,
+)
 from engine.training.schedules import Schedule, TrainProgress
 from imagesets.random_crops import CropRule
 from imagesets.sets import ImageSet, cache_folder
 from imagesets.stored import shards_digest, with_shuffle_window
-from probes.features.extract import FeatureSet, extract, facts_of_pass, forward_batch, transform_of
+from probes.features.extract import (
+    DecodedBatch,
+    Extractor,
+    FeatureSet,
+    emit_logits,
+    extract,
+    facts_of_pass,
+    forward_batch,
+    transform_of,
+)
 from probes.features.fallbacks import record_fallback
 from probes.features.kinds import FeatureKind
 from probes.linear.batches import CachedBatches, EpochPlan, Table
@@ -142,6 +164,36 @@ class SweepTask(Task):
     def with_supported_readouts(self, spec: FrozenSpec) -> tuple[Self, dict[str, str]]:
         """These settings with readouts that the network supports, and requested readout -> the one used for it."""
         raise NotImplementedError
+
+    @property
+    def predicts(self) -> Predicts:
+        return "classes"
+
+    def with_one_head(self, readout: str) -> Self:
+        """The settings of a sweep of one head, which reads `readout`."""
+        raise NotImplementedError
+
+    def head_inputs(self, vectors: Tensor) -> Tensor:
+        """The vectors (B, V, D) of a readout's kinds as a head reads them."""
+        return vectors.flatten(1)
+
+    def apply_head(
+        self, head: Head, export: FrozenExport, images: ImageSet, space: Workspace, emit: Emit, first: int = 0
+    ) -> None:
+        readout, width = head.facts["readout"], export.spec.width
+        task = self.with_one_head(readout)
+        kinds, heads = task.kinds_by_readout[readout], task.heads(width, len(head.classes), 1, space)
+        for name, tensor in heads.weights.items():
+            tensor.copy_(head.tensors[name])
+        backbone = Backbone(export, space.device, space.precision, space.compiled)
+        extractor = Extractor(backbone=backbone, kinds=tuple(dict.fromkeys(kinds)), image_set=images)
+
+        def logits_of(batch: DecodedBatch, span: range) -> Tensor:
+            rows = extractor(batch, span)
+            vectors = np.concatenate([rows[kind].reshape(len(span), -1, width) for kind in kinds], axis=1)
+            return heads.logits({readout: self.head_inputs(torch.from_numpy(vectors).to(space.device))})[:, 0]
+
+        emit_logits(logits_of, images, transform_of(export, space, self), space, emit, first)
 
     def probe(self, export: FrozenExport, space: Workspace) -> "Probe":
         """The task on one export and image set."""
@@ -431,8 +483,18 @@ class Probe:
         best, spent = hits["top1"], self.cost(sweep, bears_cost)
         metrics["nll"] = nll_metric(best.nll, features.indices, len(self.val), by_val)
         arrays = prediction_arrays(best.predicted, best.confidence, features.indices, len(self.val))
-        outcome = Outcome(metrics=with_class_means(metrics, self.val), arrays=arrays, facts=facts, cost=spent)
+        metrics = with_class_means(metrics, self.val)
+        head = self.kept_head(sweep) if self.space.keep_heads else None
+        outcome = Outcome(metrics=metrics, arrays=arrays, facts=facts, cost=spent, head=head)
         return record_fallback(outcome, self.used_readouts, self.export.spec)
+
+
+    def kept_head(self, sweep: Sweep) -> Head | None:
+        """In rank 0, the head of the main metric; one process has trained it."""
+        own = {} if sweep.best_copy is None else sweep.best_copy.weights
+        by_rank = self.space.world.gather_on_rank0({name: tensor.cpu() for name, tensor in own.items()})
+        facts = {"readout": sweep.heads.heads[sweep.best_index].readout}
+        return next((Head(tensors=own, classes=self.train.classes, facts=facts) for own in by_rank if own), None)
 
 
 def concurrent_sweeps(probes: Sequence[Probe]) -> ConcurrentSweeps:

@@ -146,6 +146,13 @@ class Attentive(SweepTask):
             own=own,
         )
 
+    def with_one_head(self, readout: str) -> Self:
+        rates = {"lrs": self.lrs[:1], "weight_decays": self.weight_decays[:1], "falling": None}
+        return replace(self, readout=readout, **rates)
+
+    def head_inputs(self, vectors: Tensor) -> Tensor:
+        return vectors
+
     def with_supported_readouts(self, spec: FrozenSpec) -> tuple[Self, dict[str, str]]:
         used = self.readout
         if not spec.has_patches:

@@ -20,11 +20,26 @@ from checkpoints.flops import forward_flops, training_bytes, training_flops
 from checkpoints.frozen import FrozenSpec, vit_spec
 from checkpoints.spec import SIZES, ViTSpec
 from engine.errors import option
-from engine.tasks import Outcome, Protocol, Reads, SelectOn, Task, Workspace, as_reported, settings_of, smoke_protocol
+from engine.precision import autocast, compile_blocks, fit_attention
+from engine.tasks import (
+    Emit,
+    Head,
+    Outcome,
+    Predicts,
+    Protocol,
+    Reads,
+    SelectOn,
+    Task,
+    Workspace,
+    as_reported,
+    settings_of,
+    smoke_protocol,
+)
 from engine.training.schedules import share_of
 from engine.work import Part, Scale, Work
 from imagesets.sets import ImageSet, cache_folder
-from imagesets.transforms import EvalTransform
+from imagesets.transforms import EvalTransform, normalise
+from probes.features.extract import DecodedBatch, emit_logits
 from probes.features.fallbacks import record_fallback, with_supported_pool
 from probes.finetune.classifier import Classifier
 from probes.finetune.model_selection import Evaluator, ModelSelection
@@ -126,7 +141,7 @@ class Finetune(FinetuneSettings, Task):
         """Train on `train` and report on `val`. held: images that select the epoch, or None."""
         training, selection, groups_of = self.prepare(export, train, held, val, space)
         with training.lock():
-            training.resume(self.NEEDS_WEIGHTS)
+            training.resume(self.NEEDS_WEIGHTS or space.keep_heads)
             groups = mixed_groups(groups_of(range(training.step, training.steps)), space)
             training.run(groups, selection, f"fine-tuning on {space.data.removesuffix(':')}")
         return self.outcome(export, training, selection, train, val)
@@ -138,7 +153,40 @@ class Finetune(FinetuneSettings, Task):
         facts = selection.facts(training.history) | self.facts(training, {"train": train, "val": val})
         facts |= {"transform": selection.val.transform.name, "warnings": self.warnings(export, training.plan)}
         metrics = with_class_means(selection.metrics(training.arrays), val)
-        return Outcome(metrics=metrics, arrays=selection.predictions(training.arrays), facts=facts)
+        head = Head(tensors=training.reported, classes=train.classes) if training.space.keep_heads else None
+        return Outcome(metrics=metrics, arrays=selection.predictions(training.arrays), facts=facts, head=head)
+
+    @property
+    def predicts(self) -> Predicts:
+        return "classes"
+
+    def apply_head(
+        self, head: Head, export: ViTExport, images: ImageSet, space: Workspace, emit: Emit, first: int = 0
+    ) -> None:
+        """The head is the whole fine-tuned network: its tensors replace those of the export."""
+        sized, settings = self.at_image_size(export), with_supported_pool(self, export.spec)
+        classifier = Classifier(sized, len(head.classes), settings, seed=0)
+        classifier.load_state_dict(dict(head.tensors))
+        classifier.to(space.device).eval()
+        fit_attention(classifier, space.device, space.precision)
+        if space.compiled:
+            compile_blocks(classifier, space.device)
+
+        def logits_of(batch: DecodedBatch, span: range) -> torch.Tensor:
+            with autocast(space.device, space.precision):
+                return classifier(normalise(batch.pixels.to(space.device), export.mean, export.std))
+
+        transform = self.eval_transform(sized, space)
+        emit_logits(logits_of, images, transform, replace(space, batch_size=None), emit, first)
+
+    def at_image_size(self, export: ViTExport) -> ViTExport:
+        """The export for images of the size that the settings name, if they do."""
+        return export if self.image_size in (None, export.spec.image_size) else export.at_size(self.image_size)
+
+    def eval_transform(self, sized: ViTExport, space: Workspace) -> EvalTransform:
+        """The transform of validation images for an export `at_image_size`."""
+        size = sized.spec.side
+        return EvalTransform(size=size, crop=self.crop, interpolation=self.interpolation, decode=space.decode)
 
     def prepare(
         self, export: ViTExport, train: ImageSet, held: ImageSet | None, val: ImageSet, space: Workspace
@@ -146,13 +194,12 @@ class Finetune(FinetuneSettings, Task):
         """The training before its first step, the evaluation of its epochs, and a function that returns the groups of
         images on which this process trains in given steps."""
         plan, micro_batch_size = self.plan(len(train), space)
-        sized = export if self.image_size in (None, export.spec.image_size) else export.at_size(self.image_size)
+        sized = self.at_image_size(export)
         classifier = Classifier(sized, len(train.classes), self, space.seed)
         key = self.key(export, train, val, plan, micro_batch_size, space)
         folder = space.world.on_rank0(lambda: cache_folder(space.cache / "finetune", key, [train, val]))
         training = Training(classifier, self, space, plan=plan, micro_batch_size=micro_batch_size, folder=folder)
-        size = sized.spec.side
-        transform = EvalTransform(size=size, crop=self.crop, interpolation=self.interpolation, decode=space.decode)
+        transform = self.eval_transform(sized, space)
         selection = ModelSelection(
             select=self.select,
             val=Evaluator(image_set=val, transform=transform, space=space),
@@ -168,7 +215,7 @@ class Finetune(FinetuneSettings, Task):
                 steps=steps,
                 groups=training.groups,
                 settings=self,
-                transform=training_transform(self, size, export.mean, export.std),
+                transform=training_transform(self, sized.spec.side, export.mean, export.std),
                 decode=space.decode,
             )
 

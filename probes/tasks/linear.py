@@ -99,6 +99,10 @@ class Linear(HeadSettings, SweepTask):
         earlier = (str(Readout.parse(self.readouts[0])._replace(block=block)) for block in blocks)
         return replace(self, layers="last", readouts=(*self.readouts, *earlier)).with_supported_readouts(spec)[0]
 
+    def with_one_head(self, readout: str) -> Self:
+        rates = {"lrs": self.lrs[:1], "weight_decays": self.weight_decays[:1]}
+        return replace(self, readouts=(readout,), layers="last", **rates)
+
     def with_supported_readouts(self, spec: FrozenSpec) -> tuple[Self, dict[str, str]]:
         used = {readout: supported_readout(readout, spec) for readout in self.readouts}
         # layers=last, because the training on the last block is the same with layers=all.
