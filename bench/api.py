@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
+    from bench.heads import LoadedHead
     from bench.reports.leaderboard import Leaderboard
     from bench.results.record import Result
     from bench.results.table import Results
@@ -254,6 +255,7 @@ def evaluate(
     seed: int | Sequence[int] = 0,
     limit: int | None = None,
     rerun: bool = False,
+    keep_heads: str | Path | None = None,
     out: str | Path = OUT,
     options: Options | None = None,
     progress: Progress | None = None,
@@ -269,6 +271,7 @@ def evaluate(
     them; `data` is then their name. name: the checkpoint's name in results. settings: changed settings of the protocol,
     such as {"k": (10, 20)}; the result is marked. seed: of everything random; for several, [0, 1, 2], all results are
     returned, or one if nothing is random. A result that is in `out` already is returned, unless `rerun`.
+    keep_heads: a folder for the trained head, for `load_head` and `predict`.
     progress: is called with the lines that `bench run` prints. `result.metrics["top1_k20"]` has `.value`, in its
     `.unit`, and `.interval`, the 95 % interval over validation images; `result.numbers` has only the values.
 
@@ -314,6 +317,7 @@ def evaluate(
         seed=seed,
         limit=limit,
         rerun=rerun,
+        keep_heads=keep_heads,
         out=out,
         options=options,
         progress=progress,
@@ -333,6 +337,7 @@ def evaluate_suite(
     seed: int | Sequence[int] = 0,
     limit: int | None = None,
     rerun: bool = False,
+    keep_heads: str | Path | None = None,
     out: str | Path = OUT,
     options: Options | None = None,
     progress: Progress | None = None,
@@ -366,6 +371,7 @@ def evaluate_suite(
         seed=(seed,) if isinstance(seed, int) else tuple(seed),
         limit=limit,
         rerun=rerun,
+        keep_heads=Path(keep_heads) if keep_heads else None,
     )
     with heard_by(progress):
         tally = run_evaluation(evaluation)
@@ -376,6 +382,70 @@ def evaluate_suite(
         assumed = {result.checkpoint.name: result.checkpoint.assumed for result in results}
         say(*(f"bench: {name}: assumed: {text}" for name, text in assumed.items() if text), errors=True)
     return results
+
+
+def load_head(
+    head: str | Path,
+    checkpoint: "FrozenExport | nn.Module | str | Path",
+    *,
+    statistics: str | None = None,
+    device: str = "auto",
+    skip_bad: bool = False,
+    batch_size: int | None = None,
+    workers: int | None = None,
+) -> "LoadedHead":
+    """A head that an evaluation with `keep_heads` kept, and its backbone: `.predict(images)` of paths or PIL images.
+
+    head: either of its files. checkpoint: the one that it was trained on. `.classes` are the names of the classes,
+    `.file` has settings, statistics and metrics. `.predict` returns for each image the probabilities of the classes
+    (C,), the class of each pixel (H, W), or depths in metres (H, W), computed as in the evaluation: from the same
+    pixels, with its precision and, unless given, its batch size.
+
+    ValueError for a file that is no head, and for another checkpoint than the one it was trained on.
+    """
+    from bench.heads import load_head as load_kept
+
+    export = load(checkpoint, statistics=statistics)
+    return load_kept(Path(head), export, device, skip_bad, batch_size, workers)
+
+
+def predict(
+    checkpoint: "FrozenExport | nn.Module | str | Path",
+    head: str | Path,
+    images: str | Path,
+    out: str | Path,
+    *,
+    split: Literal["train", "val"] | None = None,
+    statistics: str | None = None,
+    device: str = "auto",
+    skip_bad: bool = False,
+    batch_size: int | None = None,
+    workers: int | None = None,
+) -> Path:
+    """Predict a folder of images, or a split of the set at a URL, by a kept head, as `bench predict` does.
+
+    Returns the path of the table, `out`/predictions.csv, which has a row for each image. Sets of any size are predicted
+    image by image; the same call goes on after a kill. skip_bad: rows of unreadable images say why. Other arguments: as
+    for `load_head`.
+
+    ValueError as there, for an image that cannot be read, and for a folder with other predictions.
+    """
+    from bench.names import check_writable
+    from bench.predictions import write_predictions
+    from bench.reports.visualize import image_set_of
+
+    image_set = image_set_of(str(images), split)
+    check_writable(Path(out))
+    loaded = load_head(
+        head,
+        checkpoint,
+        statistics=statistics,
+        device=device,
+        skip_bad=skip_bad,
+        batch_size=batch_size,
+        workers=workers,
+    )
+    return write_predictions(loaded, image_set, Path(out))
 
 
 def compare(

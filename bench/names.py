@@ -16,18 +16,18 @@ from engine.extensions import extensions
 from engine.printing import did_you_mean
 
 
-def check_writable(out: Path) -> None:
-    """Create the folder if it does not exist, and try to write into it. ValueError, naming --out, if that fails."""
+def check_writable(out: Path, argument: str = "out") -> None:
+    """Create the folder if it does not exist, and try to write into it. UserError for `argument` if that fails."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=out):
             pass
     except OSError as error:
-        raise _out_error(out, error) from error
+        raise _out_error(out, error, argument) from error
 
 
-def _out_error(out: Path, error: OSError) -> UserError:
-    return UserError("out", in_one_line(OSError(error.errno, error.strerror, str(out))))
+def _out_error(out: Path, error: OSError, argument: str = "out") -> UserError:
+    return UserError(argument, in_one_line(OSError(error.errno, error.strerror, str(out))))
 
 
 def check_new_export(out: Path) -> None:

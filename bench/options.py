@@ -197,6 +197,7 @@ class EvaluationOptions(CheckpointOptions, ClusterOptions):
     seed: tuple[NonNegativeInt, ...] = ()
     limit: PositiveInt | None = None  # N: at most N images of each split, for smoke runs
     rerun: bool = False  # run again even what has a result already
+    keep_heads: Path | None = None  # DIR: keep the trained heads that results report, for bench predict
 
     @property
     def seeds(self) -> tuple[int, ...]:

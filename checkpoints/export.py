@@ -352,8 +352,8 @@ class ViTExport(PreparesImages):
                 facts["cost"] = read_json(folder / COST, MAX_CONFIG_BYTES)
         except (OSError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{folder} is not a ViT-export ({type(error).__name__}: {error})") from error
-        tensors = _read_tensors(folder / "model.safetensors")
-        extra = _read_tensors(folder / "extra.safetensors") if (folder / "extra.safetensors").exists() else {}
+        tensors = read_tensors(folder / "model.safetensors")
+        extra = read_tensors(folder / "extra.safetensors") if (folder / "extra.safetensors").exists() else {}
         export = cls(
             spec=spec,
             preparation=preparation,
@@ -459,7 +459,7 @@ def _checked_fingerprint(stored: Any) -> Fingerprint:
     return stored
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file. Raises ValueError if it cannot be read."""
     try:
         with open_regular(path):  # raises ValueError for a pipe, which would block

@@ -88,7 +88,7 @@ class Workspace:
     wanted: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     world: World = field(default_factory=World)  # the connected processes, which run every task together
     opened: OpenedSets = field(default_factory=OpenedSets, repr=False, compare=False)  # sets that are open already
-    keep_heads: bool = False  # whether outcomes include the heads that they report
+    keep_heads: Path | None = None  # folder for heads; if given, outcomes include those that they report
 
     def images(self, split: Split, opener: Callable[[str, Split], Opened]) -> Opened:
         """One split of `data`, at most `limit` images of it; each process opens it once for all tasks."""
@@ -219,9 +219,7 @@ class Task(Validated):
         """What the head predicts that an outcome includes with `Workspace.keep_heads`; "" if it has none."""
         return ""
 
-    def apply_head(
-        self, head: Head, export: Any, images: Any, space: Workspace, emit: Emit, first: int = 0
-    ) -> None:
+    def apply_head(self, head: Head, export: Any, images: Any, space: Workspace, emit: Emit, first: int = 0) -> None:
         """Predict images of an ImageSet by a kept head, with the pixels and the arithmetic of the evaluation.
 
         export: the network on which the head was trained. emit: called once for each image from index `first` on, and

@@ -102,7 +102,7 @@ READS = {  # FILE FUNCTION CALL -> why it may read without them
     "bench/run/calibration.py free_memory read_text": KERNEL,
     "bench/reports/card.py _template read_text": PACKAGE,
     "bench/record.py bibtex_entries TABLE.read_text": PACKAGE,
-    "checkpoints/export.py _read_tensors load_file": OPENED,
+    "checkpoints/export.py read_tensors load_file": OPENED,
     "checkpoints/frozen.py own_network file.read_bytes": PACKAGE,
     "checkpoints/reading.py _read_safetensors safe_open": OPENED,
     "checkpoints/reading.py _read_torch torch.load": OPENED,

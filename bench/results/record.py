@@ -339,7 +339,7 @@ class Result:
     def to_json(self) -> str:
         """The text of the result file. ValueError for a value that JSON cannot represent (NaN, infinity, an object)."""
         try:
-            return json.dumps(msgspec.to_builtins(self, enc_hook=_plain), indent=1, allow_nan=False) + "\n"
+            return json.dumps(msgspec.to_builtins(self, enc_hook=plain), indent=1, allow_nan=False) + "\n"
         except TypeError as error:
             raise ValueError(f"{self.protocol.name}: a fact is not a JSON value: {error}") from error
 
@@ -463,7 +463,7 @@ def images_seen(data: DataUsed, limit: int | None) -> int:
     return min(data.images["val"], data.images["val"] if limit is None else limit)
 
 
-def _plain(value: Any) -> float:
+def plain(value: Any) -> float:
     # numpy's float64 is a subclass of float, which msgspec does not recognise.
     if isinstance(value, float):
         return float(value)

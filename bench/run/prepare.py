@@ -9,12 +9,14 @@ from typing import Any, Literal
 from bench.checkpoints import LoadedCheckpoint, check_activations, checked_name, keeps_size, load_checkpoint
 from bench.names import check_writable, chosen_device, named_url, with_names
 from bench.options import EvaluationOptions
+from bench.results.heads import is_kept
 from bench.results.record import (
     DataUsed,
     NewerSchema,
     ProtocolUsed,
     Result,
     failure_path,
+    is_good,
     pixels_text,
     read_result,
     result_path,
@@ -51,6 +53,7 @@ class Job:
     limit: int | None = None  # at most this many images of each split; None: all
     image_size: int | tuple[int, int] | None = None  # of the images that the network gets; None: the protocol decides
     problem: str = ""  # why the job would fail, if that is known before it runs
+    head: Path | None = None  # where its head is to be kept
 
     @property
     def title(self) -> str:
@@ -106,6 +109,7 @@ def workspace_of(options: EvaluationOptions, world: World = World()) -> Workspac
         workers=options.workers,
         world=world,
         reread=options.rerun,
+        keep_heads=options.keep_heads,
     )
 
 
@@ -175,6 +179,8 @@ def _load_checkpoints(
     """
     if not dry_run:
         check_writable(options.out)  # rather than after the first task has run for hours
+        if options.keep_heads:
+            check_writable(options.keep_heads, "keep_heads")
     imports = ImportOptions(statistics=options.statistics)
     checkpoints, unavailable = {}, []
     for reference, name in dict.fromkeys(with_names(options.checkpoint, options.name)):
@@ -243,6 +249,10 @@ def plan_jobs(
             others = f", but by those of {', '.join(readers)}" if readers else ""
             lines.append(f"--data {images.name} is read by no chosen protocol{others}")
     protocols = [chosen for chosen in protocols if chosen not in lacking_data]
+    if space.keep_heads and (headless := [chosen.name for chosen in protocols if not chosen.task.predicts]):
+        if len(headless) == len(protocols):
+            raise UserError("keep_heads", f"no head of {', '.join(headless)} can be kept; omit it", space.keep_heads)
+        lines.append(f"no head is kept of {', '.join(headless)}")
     pairs = [
         (chosen, *with_reads(images, chosen, space)) for chosen in protocols for images in data if fits(chosen, images)
     ]
@@ -263,6 +273,9 @@ def plan_jobs(
             and chosen.name not in refused_by_set.get(images.name, ())
         ]
         jobs.append((checkpoint, sorted(planned, key=lambda job: job.state == "failed before")))
+        if lacking := [job.title for job in planned if job.state != "done" and job.head and is_good(job.path)]:
+            where = "evaluated again, with what out/cache holds of its training"
+            lines.append(f"{name}, {', '.join(lacking)}: has a result, but no head in {space.keep_heads}; {where}")
     return protocols, jobs, lines
 
 
@@ -453,7 +466,8 @@ def _job(
     pixels = pixels_text(spec.image_size) if spec.image_size != checkpoint.spec.image_size else ""
     stem = result_stem(protocol, settings, replace(space, limit=limit), pixels)
     path = result_path(out, checkpoint.used, data.name, stem)
-    state: State = "new" if space.reread or problem else job_state(path, data, space.skip_bad)
+    head = space.keep_heads / path.relative_to(out / "results") if space.keep_heads and chosen.task.predicts else None
+    state: State = "new" if space.reread or problem else job_state(path, data, space.skip_bad, head)
     job = Job(
         chosen=chosen,
         protocol=protocol,
@@ -464,6 +478,7 @@ def _job(
         seed=space.seed,
         limit=limit,
         image_size=image_size,
+        head=head,
     )
     return replace(job, problem=problem or problem_of(job, spec, space))
 
@@ -486,8 +501,8 @@ def effective_limit(limit: int | None, data: DataUsed) -> int | None:
     return None if limit is None or all(count <= limit for count in data.images.values()) else limit
 
 
-def job_state(path: Path, data: DataUsed, skip_bad: bool) -> State:
-    """Whether a job has a result already. ValueError if this is of other images."""
+def job_state(path: Path, data: DataUsed, skip_bad: bool, head: Path | None = None) -> State:
+    """Whether a job has a result already, and a head, if it is to be kept. ValueError if this is of other images."""
     try:
         result = read_result(path)
     except FileNotFoundError:
@@ -503,7 +518,7 @@ def job_state(path: Path, data: DataUsed, skip_bad: bool) -> State:
         return "new"
     if result.skipped and not skip_bad:  # without --skip-bad, a result needs all images
         return "failed before" if failure_path(path).exists() else "new"
-    return "done"
+    return "done" if head is None or is_kept(head, data) else "new"
 
 
 def _refuse_other_images(path: Path, result: Result, data: DataUsed) -> None:

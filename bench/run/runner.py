@@ -14,6 +14,7 @@ from typing import Any
 from bench.checkpoints import LoadedCheckpoint
 from bench.names import ready_device
 from bench.options import EvaluationOptions
+from bench.results.heads import write_head
 from bench.results.record import Result, failure_path, record
 from bench.run.outcomes import arrays_of, result_line, result_of
 from bench.run.prepare import (
@@ -111,6 +112,9 @@ def _run_checkpoint(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs
                     kept = "; the earlier result is kept" if is_kept else ""
                     say(f"{number[job.path]} {title}{result_line(result)}{kept}")
                     tally.results.append((result, export.facts))
+                    if job.head and isinstance(outcome, Outcome) and outcome.head:
+                        write_head(job.head, outcome.head, job.chosen.task, job.network(export), space, result)
+                        say(f"    head: {job.head}")
                 if isinstance(outcome, Exception):
                     tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(outcome)}")
                     tally.errors.append(outcome)
@@ -120,7 +124,7 @@ def _run_checkpoint(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs
 
 def _made_meanwhile(jobs: Sequence[Job], skip_bad: bool) -> bool:
     """Whether all jobs have results by now, which another run wrote since the preparation."""
-    return all(job_state(job.path, job.data, skip_bad) == "done" for job in jobs)
+    return all(job_state(job.path, job.data, skip_bad, job.head) == "done" for job in jobs)
 
 
 def _loaded(checkpoint: LoadedCheckpoint) -> FrozenExport:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from checkpoints.backbone import Backbone
@@ -37,7 +38,7 @@ from engine.files import locked
 from engine.progress import Progress
 from engine.seeding import AUGMENT, DROP, shuffled, stream_seeds
 from engine.settings import check_up_to
-from engine.tasks import Workspace, settings_of
+from engine.tasks import Emit, Head, Workspace, settings_of
 from engine.training.interruptions import Stopped, StopRequest, listening
 from engine.training.loading import read_ahead
 from engine.training.schedules import FallingOneCycle, TrainProgress, check_finite, micro_batch_size
@@ -51,7 +52,8 @@ from engine.training.states import (
     save_state,
 )
 from engine.work import Part, Scale, Work
-from imagesets.sets import cache_folder
+from imagesets.decoding import UnreadableImage
+from imagesets.sets import ImageSet, cache_folder
 
 VERSION = 1  # of training states; raise it if the same settings would train differently
 CHUNK = 2  # crops in a forward pass, unless --batch-size is given
@@ -113,15 +115,37 @@ class HeadTask(FrozenTask):
         """The result of every head on one scene, which goes through the network once."""
         raise NotImplementedError
 
+    def predict_image(self, backbone: Backbone, head: nn.Module, image: Image.Image) -> np.ndarray:
+        """What a head predicts for an RGB image, of its height and width (H, W): see `Predicts`."""
+        raise NotImplementedError
+
+    def load_head(self, spec: FrozenSpec, classes: int, state: Mapping[str, Tensor], device: str) -> nn.Module:
+        """A trained head for evaluation. state: its state_dict."""
+        head = self.build_head(spec, classes).to(device).eval()
+        head.load_state_dict(dict(state))
+        return head
+
+    def apply_head(
+        self, head: Head, export: FrozenExport, images: ImageSet, space: Workspace, emit: Emit, first: int = 0
+    ) -> None:
+        module = self.load_head(export.spec, len(head.classes), head.tensors, space.device)
+        backbone = backbone_of(export, space)
+        for index in range(first, len(images)):
+            try:
+                image = images.image(index)
+            except UnreadableImage as error:
+                if not space.skip_bad:
+                    raise
+                emit(index, error.reason)
+            else:
+                emit(index, self.predict_image(backbone, module, image))
+
     def evaluate(
         self, backbone: Backbone, snapshots: Sequence[HeadSnapshot], images: UsableScenes, space: Workspace
     ) -> dict[int, Any]:
         """Index of every usable scene -> result of `evaluate_scene`, in every process."""
-        scenes, heads = images.scenes, []
-        for snapshot in snapshots:
-            head = self.build_head(backbone.spec, len(scenes.classes)).to(space.device).eval()
-            head.load_state_dict(dict(snapshot.state))
-            heads.append(head)
+        scenes, classes = images.scenes, len(images.scenes.classes)
+        heads = [self.load_head(backbone.spec, classes, snapshot.state, space.device) for snapshot in snapshots]
         work = partial(self.evaluate_scene, backbone, heads, scenes)
         return map_across_processes(images.indices, work, space, f"evaluating on {scenes.url} {scenes.split}")
 

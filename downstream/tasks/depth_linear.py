@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms import functional as vision
@@ -27,7 +28,7 @@ from engine.errors import option
 from engine.printing import say
 from engine.progress import with_progress
 from engine.settings import BelowOne, FactorRange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from engine.tasks import Metric, Outcome, Protocol, Workspace, smoke_protocol
+from engine.tasks import Head, Metric, Outcome, Predicts, Protocol, Workspace, smoke_protocol
 from engine.training.schedules import FallingOneCycle
 from engine.work import Part, Scale
 
@@ -415,7 +416,12 @@ class DepthLinear(HeadTask):
             "layers": [block % export.spec.depth for block, _ in self.read_layers(export.spec)],
             "images without a counted pixel": int(np.isnan(errors[val.indices, 0]).sum()),
         }
-        return Outcome(metrics=metrics, arrays={"errors": errors}, facts=facts)
+        head = Head(tensors=last.state, classes=(), facts={"layers": facts["layers"]}) if space.keep_heads else None
+        return Outcome(metrics=metrics, arrays={"errors": errors}, facts=facts, head=head)
+
+    @property
+    def predicts(self) -> Predicts:
+        return "depth"
 
     def evaluate_scene(
         self, backbone: Backbone, heads: Sequence[nn.Module], scenes: SceneSet, index: int
@@ -424,24 +430,35 @@ class DepthLinear(HeadTask):
         predicted, truth, valid = self.predict(backbone, heads[0], scenes, index)
         return depth_metrics(predicted[valid].double(), truth[valid].double())
 
-    @torch.no_grad()
     def predict(
         self, backbone: Backbone, head: nn.Module, scenes: SceneSet, index: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Predicted and measured depths (H, W) of a scene, and a mask (H, W) that is True for pixels that count."""
         pixels, truth = read_scene(scenes, index)
+        return self.predicted_depth(backbone, head, pixels), truth, evaluation_mask(truth, self.depths, self.eigen)
+
+    def predict_image(self, backbone: Backbone, head: nn.Module, image: Image.Image) -> np.ndarray:
+        return self.predicted_depth(backbone, head, pixels_of(image)).numpy()
+
+    @torch.no_grad()
+    def predicted_depth(self, backbone: Backbone, head: nn.Module, pixels: Tensor) -> Tensor:
+        """Depths (H, W) of an image (3, H, W) uint8, on the CPU."""
         image = backbone.prepare(pixels[None])
         predicted = head([self.head_inputs(backbone, image)]).cpu()
         mirrored = head([self.head_inputs(backbone, image.flip(-1))]).cpu() if self.flip else None
-        valid = evaluation_mask(truth, self.depths, self.eigen)
-        return final_depth(predicted, mirrored, truth.shape, self.depths), truth, valid
+        return final_depth(predicted, mirrored, pixels.shape[1:], self.depths)
 
 
 def read_scene(scenes: SceneSet, index: int) -> tuple[Tensor, Tensor]:
     """Pixels (3, H, W) uint8 and measured depths (H, W) of a scene."""
     image = scene_image(scenes, index)
     depth = scene_depth(scenes, index, image.size[::-1])
-    return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy()), torch.from_numpy(depth)
+    return pixels_of(image), torch.from_numpy(depth)
+
+
+def pixels_of(image: Image.Image) -> Tensor:
+    """An RGB image as (3, H, W) uint8."""
+    return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())
 
 
 def unit_warnings(images: UsableScenes) -> list[str]:

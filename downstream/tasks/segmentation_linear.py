@@ -56,7 +56,7 @@ from engine.settings import (
     PositiveInt,
     ProperFraction,
 )
-from engine.tasks import Outcome, Protocol, SelectOn, Workspace, as_reported, smoke_protocol
+from engine.tasks import Head, Outcome, Predicts, Protocol, SelectOn, Workspace, as_reported, smoke_protocol
 from engine.training.schedules import FallingOneCycle
 from engine.work import Part, Scale
 
@@ -381,7 +381,12 @@ class SegmentationLinear(HeadTask):
             metrics={name: replace(metric, chosen_on_val=chosen_on_val) for name, metric in metrics.items()},
             arrays={"areas": areas, **preview_masks(previews)},
             facts=facts,
+            head=Head(tensors=chosen.state, classes=val.scenes.classes) if space.keep_heads else None,
         )
+
+    @property
+    def predicts(self) -> Predicts:
+        return "mask"
 
     def evaluate_scene(
         self, backbone: Backbone, heads: Sequence[nn.Module], scenes: SceneSet, index: int
@@ -392,13 +397,20 @@ class SegmentationLinear(HeadTask):
         has_preview = index in preview_indices(len(scenes))
         return np.stack(areas), [thumbnail(prediction) for prediction in predictions] if has_preview else []
 
-    @torch.no_grad()
     def predict(
         self, backbone: Backbone, heads: Sequence[nn.Module], scenes: SceneSet, index: int
     ) -> tuple[np.ndarray, list[Tensor]]:
         """The labels (H, W) of a scene, and the classes (H, W) that each head predicts, on the CPU."""
         image = scene_image(scenes, index)
         labels = scene_mask(scenes, index, image.size[::-1])
+        return labels, self.predicted_classes(backbone, heads, image)
+
+    def predict_image(self, backbone: Backbone, head: nn.Module, image: Image.Image) -> np.ndarray:
+        return self.predicted_classes(backbone, [head], image)[0].numpy().astype(np.uint8)
+
+    @torch.no_grad()
+    def predicted_classes(self, backbone: Backbone, heads: Sequence[nn.Module], image: Image.Image) -> list[Tensor]:
+        """The classes (H, W) that each head predicts in an image, on the CPU."""
         side, patch = self.input_size(backbone.spec)[0], backbone.spec.patch_size
         logits: list[list[Tensor]] = [[] for _ in heads]  # of each head and view
         flipped = []
@@ -413,8 +425,8 @@ class SegmentationLinear(HeadTask):
                 flipped.append(flip)
                 for head, head_logits in zip(heads, logits, strict=True):
                     head_logits.append(merge_windows(head(features), windows, size))
-        shape = (labels.shape[0], labels.shape[1])
-        return labels, [mean_probabilities(views, flipped, shape).argmax(0).cpu() for views in logits]
+        shape = (image.height, image.width)
+        return [mean_probabilities(views, flipped, shape).argmax(0).cpu() for views in logits]
 
 
 @dataclass(frozen=True, kw_only=True)

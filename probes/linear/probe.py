@@ -488,7 +488,6 @@ class Probe:
         outcome = Outcome(metrics=metrics, arrays=arrays, facts=facts, cost=spent, head=head)
         return record_fallback(outcome, self.used_readouts, self.export.spec)
 
-
     def kept_head(self, sweep: Sweep) -> Head | None:
         """In rank 0, the head of the main metric; one process has trained it."""
         own = {} if sweep.best_copy is None else sweep.best_copy.weights

@@ -147,8 +147,8 @@ class Attentive(SweepTask):
         )
 
     def with_one_head(self, readout: str) -> Self:
-        rates = {"lrs": self.lrs[:1], "weight_decays": self.weight_decays[:1], "falling": None}
-        return replace(self, readout=readout, **rates)
+        one = replace(self, lrs=self.lrs[:1], weight_decays=self.weight_decays[:1], falling=None)
+        return replace(one, readout=readout)  # type: ignore[arg-type]  # a readout that these settings recorded
 
     def head_inputs(self, vectors: Tensor) -> Tensor:
         return vectors

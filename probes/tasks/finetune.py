@@ -141,7 +141,7 @@ class Finetune(FinetuneSettings, Task):
         """Train on `train` and report on `val`. held: images that select the epoch, or None."""
         training, selection, groups_of = self.prepare(export, train, held, val, space)
         with training.lock():
-            training.resume(self.NEEDS_WEIGHTS or space.keep_heads)
+            training.resume(self.NEEDS_WEIGHTS or bool(space.keep_heads))
             groups = mixed_groups(groups_of(range(training.step, training.steps)), space)
             training.run(groups, selection, f"fine-tuning on {space.data.removesuffix(':')}")
         return self.outcome(export, training, selection, train, val)

@@ -100,8 +100,8 @@ class Linear(HeadSettings, SweepTask):
         return replace(self, layers="last", readouts=(*self.readouts, *earlier)).with_supported_readouts(spec)[0]
 
     def with_one_head(self, readout: str) -> Self:
-        rates = {"lrs": self.lrs[:1], "weight_decays": self.weight_decays[:1]}
-        return replace(self, readouts=(readout,), layers="last", **rates)
+        one = replace(self, lrs=self.lrs[:1], weight_decays=self.weight_decays[:1], layers="last")
+        return replace(one, readouts=(readout,))
 
     def with_supported_readouts(self, spec: FrozenSpec) -> tuple[Self, dict[str, str]]:
         used = {readout: supported_readout(readout, spec) for readout in self.readouts}
