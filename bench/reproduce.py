@@ -495,14 +495,3 @@ def count_of(values: Sequence[PublishedValue]) -> list[int]:
     trained = [value for value in values if not untrained(value)]
     changed = sum(bool(value.settings) for value in measured), sum(bool(trained_by(value)[2]) for value in trained)
     return [len(values), len(measured), changed[0], len(trained), changed[1]]
-
-
-def reasons() -> Iterator[str]:
-    """Why values cannot be measured, or their weights not be trained: a line for each reason, with its tables."""
-    for title, reason_of in (("not measured here", unmeasured), ("weights not trained here", untrained)):
-        tables: dict[str, list[str]] = {}
-        for value in published_values():
-            tables.setdefault(reason_of(value), []).append(value.table)
-        for reason in filter(None, tables):
-            names = ", ".join(dict.fromkeys(tables[reason]))
-            yield f"{title}: {len(tables[reason])}, {reason} ({names})"

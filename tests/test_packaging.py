@@ -56,7 +56,7 @@ def test_the_installed_wheel_starts_without_the_checkout(built, tmp_path):
     (wheel,) = built.glob("*.whl")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
     subprocess.run([*command, str(tmp_path / "site"), str(wheel)], check=True)
-    run = [sys.executable, str(tmp_path / "site" / "bin" / "bench"), "reproduce", "--summary"]
+    run = [sys.executable, str(tmp_path / "site" / "bin" / "bench"), "reproduce"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     ended = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert "moca" in ended.stdout

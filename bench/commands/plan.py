@@ -25,8 +25,7 @@ class Options(EvaluationOptions):
     """Options of `bench plan`."""
 
     GROUP: ClassVar[str] = "of the plan"
-    json: bool = False  # print a JSON list for schedulers, one entry per job
-    script: bool = False  # print a shell script, one command per job, cheapest first
+    json: bool = False  # print a JSON list for schedulers, one entry per job, cheapest first
     # MACHINE: h100 or a100, times --gpus and --nodes, instead of this machine: nothing is measured, and --data may be
     # just a name: imagenet, ade20k, cityscapes or coco
     assume: str | None = None
@@ -38,10 +37,8 @@ def run(options: Options) -> int:
     check_names(options.checkpoint, options.suite, [text for text in options.data if "=" in text])
     from bench.cluster import words_of_run
     from bench.run.calibration import free_memory, machine
-    from bench.run.forecast import entries, plan, script_lines, totals
+    from bench.run.forecast import entries, plan, totals
 
-    if options.json and options.script:
-        raise ValueError("--json and --script: give one of them, not both")
     device = "cpu" if options.assume else chosen_device(options.device)
     gpus = options.gpus or (1 if options.assume or device.startswith("cuda") else 0)
     gpus *= options.nodes
@@ -50,14 +47,11 @@ def run(options: Options) -> int:
         precision: Literal["float32", "bfloat16"] = "float32" if options.precision == "float32" else "bfloat16"
         assumed = machine(options.assume, gpus, options.workers, precision, options.decode)
         options = replace(options, precision=precision)  # also that of the printed commands
-    silent = options.json or options.script  # whose output is printed at the end
-    forecasts = plan(replace(options, device=device), assumed, (lambda *lines: None) if silent else say)
+    forecasts = plan(replace(options, device=device), assumed, (lambda *lines: None) if options.json else say)
 
     jobs = entries(forecasts, partial(words_of_run, options_from(options, EvaluationOptions)), gpus)
     if options.json:
         say(*json.dumps(jobs, indent=1).split("\n"))
-    elif options.script:
-        say(*script_lines(jobs))
     else:
         say(*totals(forecasts, assumed.memory if assumed else free_memory(device), gpus, options.decode))
         say(*(assumed.assumptions if assumed else ()))

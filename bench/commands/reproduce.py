@@ -10,7 +10,6 @@ EPILOG = """A plan is a table of a source, such as extrema:table7, or `today`: c
 
 examples:
   bench reproduce                                   the tables, and how much of each is within reach
-  bench reproduce --summary                         and why the others are out of reach
   bench reproduce moca:table5j --out results        published beside measured, difference in standard errors
   bench reproduce --plan moca:table5j --out results > run.sh
   bench reproduce --plan today --gpus 8 --data imagenet=imagenet:/data/ILSVRC --suite knn@dino > run.sh
@@ -24,7 +23,6 @@ class Options(CommandOptions):
 
     table: Positional[str | None] = None  # PLAN: print published beside measured numbers
     plan: str | None = None  # PLAN: print a shell script that measures it
-    summary: bool = False  # say also why values are out of reach
     check: bool = False  # list what is missing to measure PLAN; exit code 1 if anything is
     # NAME=REFERENCE: weights that you have, by the names in the tables; references as for `bench run --checkpoint`
     checkpoints: tuple[str, ...] = ()
@@ -45,8 +43,8 @@ def run(options: Options) -> int:
     from engine.printing import say
 
     name = options.table or options.plan
-    if bool(options.table) + bool(options.plan) + options.summary > 1:
-        raise ValueError("PLAN, --plan PLAN and --summary: give one of them")
+    if options.table and options.plan:
+        raise ValueError("PLAN and --plan PLAN: give one of them")
     if (options.check and not options.table) or (options.suite and not name):
         raise ValueError("--check and --suite are for a plan: bench reproduce today --check")
     setup = reproduce.Setup(
@@ -56,7 +54,7 @@ def run(options: Options) -> int:
         processes=options.processes,
     )
     if not name:
-        say(*reproduce.listing(), *(reproduce.reasons() if options.summary else ()))
+        say(*reproduce.listing())
         return 0
     plan = reproduce.plan_of(name, options.suite)
     if options.plan:

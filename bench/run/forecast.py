@@ -4,7 +4,6 @@ Work that several jobs share, such as the forward pass for frozen features, coun
 another checkpoint of the same architecture has run takes as long as that one.
 """
 
-import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -390,16 +389,3 @@ def entries(plan: Plan, command: Command, gpus: int) -> list[dict[str, Any]]:
         for forecast in forecasts
     ]
     return sorted(values, key=lambda entry: (entry["seconds"] is None, entry["seconds"] or 0.0))
-
-
-def script_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A shell script with a command for each job, cheapest first; shared features are computed by the first of them."""
-    yield "#!/usr/bin/env bash"
-    yield "# Written by bench plan. Commands can be repeated: finished work is skipped, interrupted work is resumed."
-    yield "set -euo pipefail"
-    for entry in entries:
-        duration_text = "no estimate" if entry["seconds"] is None else f"about {duration(entry['seconds'])}"
-        problem = f"; would fail: {entry['problem']}" if entry["problem"] else ""
-        yield f"# {entry['checkpoint']}, {entry['protocol']} on {entry['data']}: {duration_text}{problem}"
-        line = shlex.join(entry["command"])
-        yield f"# {line}" if entry["problem"] else line
