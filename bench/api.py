@@ -118,15 +118,17 @@ def named_data(data: Any) -> "tuple[list[str], list[HeldSets]]":
         sets = {source.partition("=")[0] if isinstance(source, str) else "images": source for source in sources}
         if len(sets) < len(sources):
             names = [source for source in sources if isinstance(source, str)]
-            raise ValueError(
-                f"data: two image sets have the same name ({', '.join(names)}); give a dictionary, name -> set"
-            )
+            text = f"two image sets have the same name ({', '.join(names)}); give a dictionary, name -> set"
+            raise UserError("data", text)
     urls, held = [], []
     for name, source in sets.items():
         if isinstance(source, str):
             urls.append(source)
         else:
-            held.append(hold(name, *source) if _is_pair(source) else hold(name, source))
+            try:
+                held.append(hold(name, *source) if _is_pair(source) else hold(name, source))
+            except (ValueError, TypeError) as error:
+                raise UserError("data", str(error)) from error
             urls.append(f"{name}={held[-1].url}")
     return urls, held
 
@@ -185,7 +187,8 @@ def load(
     elif not isinstance(checkpoint, str | Path):
         if not hasattr(checkpoint, "digest"):
             kind = type(checkpoint).__name__
-            raise ValueError(f"checkpoint is of type {kind}; give a path or reference, a torch.nn.Module or an export")
+            text = f"it is of type {kind}; give a path or reference, a torch.nn.Module or an export"
+            raise UserError("checkpoint", text)
         return checkpoint
     elif str(checkpoint).startswith(f"{SCHEME}:"):
         reference, export = str(checkpoint), load_frozen(checkpoint, options)
@@ -468,12 +471,12 @@ def compare(
     from bench.results.record import check_folder
     from bench.statistics.compare import compare as compared
 
-    check_folder(Path(out))
     sides = (first, *others)
     if invalid := [side for side in sides if not (isinstance(side, str) or hasattr(side, "checkpoint"))]:
         raise ValueError(
             f"{invalid[0]!r} is neither the name of a checkpoint nor a result; give names of checkpoints in {out}"
         )
+    check_folder(Path(out))
     names = [side if isinstance(side, str) else side.checkpoint.unique_name for side in sides]
     return compared(Path(out), names, data, protocol, metric)
 

@@ -251,11 +251,11 @@ def cluster_of(options: OnCluster) -> OnCluster | None:
     changed = [field.name for field in fields(ClusterOptions) if getattr(options, field.name) != field.default]
     if not options.cluster:
         if changed:
-            raise ValueError(f"--{changed[0]} without --cluster: add --cluster slurm, or omit --{changed[0]}")
+            raise UserError(changed[0], "it is for --cluster: add --cluster slurm, or omit it")
         return None
     is_local = options.cluster == "local"
     if is_local and (unsupported := [name for name in changed if name in SLURM_ONLY]):
-        raise ValueError(f"--{unsupported[0]} is an option of --cluster slurm, not of --cluster local: omit it")
+        raise UserError(unsupported[0], "it is an option of --cluster slurm, not of --cluster local: omit it")
     for text in options.slurm:
         if not re.fullmatch(r"[a-z][a-z-]*(=.+)?", text):
             raise UserError("slurm", "write KEY=VALUE as sbatch knows it, such as constraint=a100", text)

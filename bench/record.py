@@ -32,7 +32,7 @@ from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import COST, is_export
 from checkpoints.runs import EXPORT, RUN, is_run
 from downstream.metrics.scores import weighted_ap, weighted_scores
-from engine.errors import command, command_line, in_one_line
+from engine.errors import UserError, command, command_line, in_one_line
 from engine.files import (
     folder_atomic,
     read_json,
@@ -76,7 +76,7 @@ def write_record(out: Path, folder: Path, publication: Publication) -> None:
     ValueError if `folder` holds anything but an older record.
     """
     if folder.exists() and not (folder / ABOUT).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} holds something that is not a record: choose a new folder for --to")
+        raise UserError("to", "the folder holds something that is not a record: choose a new one", folder)
     with folder_atomic(folder) as temporary:
         for name, content in copied_files(out, publication):
             write_atomic(temporary / name, content)

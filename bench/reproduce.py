@@ -196,7 +196,7 @@ def named_checkpoints(texts: Sequence[str], values: Iterable[PublishedValue]) ->
     references = named_values(texts, "checkpoints", f"NAME=PATH, for example {min(names)}=/data/weights.pth")
     for name in references.keys() - names:
         hint = did_you_mean(name, sorted(names))
-        raise ValueError(f"--checkpoints {name}={references[name]}: no weights here are called {name!r}{hint}")
+        raise UserError("checkpoints", f"no weights here are called {name!r}{hint}", f"{name}={references[name]}")
     return references
 
 

@@ -19,6 +19,7 @@ from bench.results.record import CheckpointUsed, read_result, result_files
 from bench.results.store import StoredResult
 from bench.statistics.significance import PairedTestCache
 from checkpoints.export import CARD
+from engine.errors import UserError
 from engine.files import read_text, write_atomic
 
 MADE_BY = "Made by bench site"  # in the last sentence of a page (page.html)
@@ -40,7 +41,7 @@ def write_site(records: Sequence[Path], out: Path, title: str = "", back: str = 
     }
     for path in pages:
         if path.exists() and MADE_BY not in read_text(path):
-            raise ValueError(f"{path} is not a page of bench site: choose a new folder for --out")
+            raise UserError("out", f"its {path.name} is not a page of bench site: choose a new folder", out)
     for record in records:
         if differences := list(check_record(record)):
             raise ValueError(

@@ -7,6 +7,7 @@ line, `skip_bad=True` in Python.
 import errno
 import resource
 import traceback
+from ast import literal_eval
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,8 +42,11 @@ def option(name: str, value: Any = None) -> str:
     if not _on_command_line:
         name = ARGUMENTS.get(name, name)
         if name == "settings" and isinstance(value, str) and "=" in value:
-            key, _, text = value.partition("=")
-            value = {key.strip(): text.strip()}
+            key, _, text = map(str.strip, value.partition("="))
+            try:
+                value = {key: literal_eval(text)}
+            except (ValueError, SyntaxError):  # a word
+                value = {key: text}
         return name if value is None else f"{name}={(str(value) if isinstance(value, Path) else value)!r}"
     flag = f"--{OPTIONS.get(name, name).replace('_', '-')}"
     if value is None or value is True:

@@ -9,7 +9,7 @@ annotation is a rule that msgspec does not have. Rules between fields belong in 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -158,7 +158,9 @@ def describe(hint: Any) -> str:
         return f"{described or 'values'} separated by commas, each {describe(choices[0])}"
     if get_origin(kind) is tuple:
         return described or f"{len(choices)} values separated by commas, each {describe(choices[0])}"
-    return described or (PLAIN | {Path: "a path"}).get(kind, getattr(kind, "__name__", str(kind)))
+    return described or (PLAIN | {Path: "a path", Mapping: "a dictionary"}).get(
+        kind, getattr(kind, "__name__", str(kind))
+    )
 
 
 PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", NoneType: "none"}

@@ -77,7 +77,7 @@ def _picture_files(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
     if not options.images:
         raise ValueError(f"{option('images')} is missing: name image files, folders of images, or URLs such as digits:")
     if "pdf" in formats:
-        raise ValueError(f"--format pdf is for curves and scatter; write png or svg of {options.kind}")
+        raise UserError("format", f"it is for curves and scatter; write png or svg of {options.kind}", "pdf")
     kind = chosen_kind(options.kind, options.set)
     request = PictureRequest(
         references=options.checkpoint,

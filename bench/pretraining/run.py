@@ -143,10 +143,10 @@ def trainer_run(options: PretrainOptions, device: str, precision: Precision, wor
     """The trainer's options. ValueError for options of an online probe that is not switched on."""
     for probe in ("knn", "health"):
         names = [field.name for field in fields(options) if field.name.startswith(f"{probe}_")]
-        unused_names = [name for name in names if name != f"{probe}_every" and getattr(options, name) is not None]
-        if unused_names and not getattr(options, f"{probe}_every"):
-            flags = " and ".join(f"--{name.replace('_', '-')}" for name in unused_names)
-            raise ValueError(f"{flags} without --{probe}-every EPOCHS: add it, to evaluate every EPOCHS epochs")
+        every = f"{probe}_every"
+        unused_names = [name for name in names if name != every and getattr(options, name) is not None]
+        if unused_names and not getattr(options, every):
+            raise UserError(unused_names[0], f"say every how many epochs it is evaluated, such as {option(every, 1)}")
     space = Workspace(
         cache=options.out / "online-features",
         data=options.knn_data or options.images,
@@ -301,7 +301,7 @@ def make_trainer(chosen: ChosenRecipe, images: ImageSet, run: Run, world: World)
             chosen.method, chosen.module, chosen.recipe, images, replace(run, facts=facts, init=chosen.init), world
         )
     except ValueError as error:
-        encoder = f" (the encoder is that of --init {chosen.init.reference})" if chosen.init else ""
+        encoder = f" (the encoder is that of {option('init', chosen.init.reference)})" if chosen.init else ""
         raise ValueError(f"{chosen.method} {chosen.name}: {in_one_line(error)}{encoder}") from error
 
 

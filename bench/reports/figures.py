@@ -24,6 +24,7 @@ from bench.reports.drawing import (
 )
 from bench.reports.leaderboard import read_leaderboard
 from bench.results.record import time_unit
+from engine.errors import UserError, spelled
 from engine.files import read_json, read_json_lines
 from engine.printing import did_you_mean
 
@@ -428,7 +429,7 @@ def paper_figures(
         ValueError: if there is nothing to draw, or one of `runs` has no log.
     """
     if along not in ALONG:
-        raise ValueError(f"--along {along}{did_you_mean(along, list(ALONG))}")
+        raise UserError("along", f"no such axis{did_you_mean(along, list(ALONG))}", along)
     report = read_contents(read_leaderboard(out), out) if out else None
     if kind == "scatter":
         figures = scatter_figures(report, width) | robustness_figures(report, width) if report else {}
@@ -445,5 +446,6 @@ def paper_figures(
         if training := training_figure(logs, styles, along, width):
             figures["pretraining"] = training
     if not figures:
-        raise ValueError(f"nothing to draw for {kind}: give --results with two networks, or runs of `bench pretrain`")
+        what = f"{spelled('--results', 'out')} with two networks, or runs of `bench pretrain`"
+        raise ValueError(f"nothing to draw for {kind}: give {what}")
     return figures

@@ -153,13 +153,14 @@ class PictureRequest:
         patch, native = spec.patch_size, min(spec.size)
         short = self.size or native
         if spec.relative_position == "per_block" and not (self.square and short == native):
-            raise ValueError(f"its position tables are for {spec.size_text} alone: add --square, and leave --size")
+            fix = f"add {option('square', True)}, and leave {option('size')}"
+            raise ValueError(f"its position tables are for {spec.size_text} alone: {fix}")
         width, height = resized_size(*image.size, short)
         sides = max(1, round(height / patch)) * patch, max(1, round(width / patch)) * patch
         if max(sides) > MAX_GRID * patch:
             raise ValueError(
                 f"an image of {sides[0]} x {sides[1]} pixels is more than {MAX_GRID} patches of {patch} a side: "
-                "ask for fewer by --size, or add --square"
+                f"ask for fewer by {option('size')}, or add {option('square', True)}"
             )
         return sides
 
@@ -230,13 +231,13 @@ def read_image(path: str) -> Image.Image:
 def image_set_of(source: str, split: str | None) -> ImageSet:
     """The image set of a folder or URL. split: None for val, if it exists. ValueError, naming --images, if invalid."""
     url = f"images:{source}" if os.path.isdir(source) else source
-    with errors_naming(f"--images {source}"):
+    with errors_naming(option("images", source)):
         if ":" not in url:
             raise ValueError(f"{source} does not exist; name a file, a folder, or a URL such as digits:")
         parse_url(url)
         splits = splits_of(url)
         if split and split not in splits:
-            raise ValueError(f"there is no split {split}, only {' and '.join(splits)}; leave --split")
+            raise ValueError(f"there is no split {split}, only {' and '.join(splits)}; leave {option('split')}")
         return open_set(url, split or ("val" if "val" in splits else splits[0]))
 
 

@@ -19,6 +19,7 @@ from zipfile import BadZipFile
 import msgspec
 import numpy as np
 
+from engine.errors import option
 from engine.files import digest, open_regular, read_json, write_atomic
 from engine.tasks import Workspace
 from imagesets.sets import contents_differ
@@ -443,7 +444,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         with open_regular(arrays_path) as file, np.load(file) as arrays:
             return dict(arrays)
     except (OSError, EOFError, KeyError, ValueError, BadZipFile, zlib.error) as error:
-        raise ValueError(f"{arrays_path}: its arrays cannot be read; make the result again with --rerun") from error
+        raise ValueError(
+            f"{arrays_path}: its arrays cannot be read; make the result again with {option('rerun', True)}"
+        ) from error
 
 
 def check_folder(out: Path) -> None:

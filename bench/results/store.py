@@ -192,7 +192,7 @@ def find_results(out: Path, options: Mapping[str, str | None]) -> dict[Path, Res
                 if isinstance(content, Result) or option != "protocol"  # an unreadable file's protocol is a guess
                 for name in names[path][option]
             }
-            raise ValueError(f"--{option} {word}: {out} has no such result{did_you_mean(word, sorted(choices))}")
+            raise UserError(option, f"{out} has no such result{did_you_mean(word, sorted(choices))}", word)
     matching = [path for path in contents if all(word in names[path][option] for option, word in filters.items())]
     return {path: contents[path] for path in matching}
 

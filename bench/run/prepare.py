@@ -193,7 +193,7 @@ def _load_checkpoints(
         except (ValueError, RuntimeError, MemoryError) as error:
             if not dry_run:
                 raise
-            prefix = "" if isinstance(error, ValueError) else f"--checkpoint {reference}: "
+            prefix = "" if isinstance(error, ValueError) else f"{option('checkpoint', reference)}: "
             unavailable.append(prefix + in_one_line(error))
     return list(checkpoints.values()), unavailable
 
@@ -247,7 +247,7 @@ def plan_jobs(
         if not any(fits(chosen, images) for chosen in protocols):
             readers = dict.fromkeys(c.family for c in catalogue().protocols.values() if fits(c, images))
             others = f", but by those of {', '.join(readers)}" if readers else ""
-            lines.append(f"--data {images.name} is read by no chosen protocol{others}")
+            lines.append(f"{option('data', images.name)} is read by no chosen protocol{others}")
     protocols = [chosen for chosen in protocols if chosen not in lacking_data]
     if space.keep_heads and (headless := [chosen.name for chosen in protocols if not chosen.task.predicts]):
         if len(headless) == len(protocols):

@@ -63,7 +63,7 @@ def test_missing_or_damaged_arrays_are_refused(path, damage):
     write_result(path, RESULT, {"correct": np.arange(2)})
     assert read_arrays(path)["correct"].tolist() == [0, 1]
     path.with_suffix(".npz").write_bytes(damage) if damage is not None else path.with_suffix(".npz").unlink()
-    with pytest.raises(ValueError, match="its arrays cannot be read; make the result again with --rerun"):
+    with pytest.raises(ValueError, match="its arrays cannot be read; make the result again with rerun=True"):
         read_arrays(path)
 
 

@@ -57,7 +57,7 @@ GOOD = [
     ("folder", "there/x", Path("there/x")),
 ]
 BAD = [
-    ("layers", "1.5", "settings={'layers': '1.5'}: must be a whole number"),
+    ("layers", "1.5", "settings={'layers': 1.5}: must be a whole number"),
     ("rate", "fast", "must be a number"),
     ("centre", "maybe", "true or false"),
     ("pool", "max", "choose one of cls, avg"),

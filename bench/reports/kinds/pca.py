@@ -11,6 +11,7 @@ import numpy as np
 
 from bench.reports.pictures import Block, Panel, Picture, arranged
 from bench.reports.visualize import PictureRequest, Viewer, block_text, image_panel
+from engine.errors import option
 from engine.settings import Validated
 
 # OKLab to linear sRGB (B. Ottosson, bottosson.github.io/posts/oklab): to cone responses, cubed, then to colours.
@@ -142,7 +143,7 @@ class Pca(Validated):
         is_analysed = self.analysed_patches(tokens, on_border)
         if is_analysed.sum() < MIN_PATCHES or tokens.shape[1] < 3:
             raise ValueError(
-                f"{is_analysed.sum()} patches are too few for three components; add images, or raise --size"
+                f"{is_analysed.sum()} patches are too few for three components; add images, or raise {option('size')}"
             )
         components, shares = principal_components(tokens[is_analysed])
         colours = np.full((len(tokens), 3), BACKGROUND, np.uint8)
