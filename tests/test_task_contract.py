@@ -1,8 +1,10 @@
 """Contract of every probe and dense task, parametrised by the extension folders: what any evaluation must do."""
 
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import FrozenInstanceError, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,9 @@ SMOKE = [
     for name in module.SUITES.get("smoke", ())
     if name in PROTOCOLS and not getattr(PROTOCOLS[name].task, "LAYOUT", "")
 ]
+# They train, take seconds on these images, and have tests of their own that they resume and repeat.
+SLOW = ("attentive@smoke", "finetune@smoke", "robustness_finetune@smoke", "semi@smoke")
+REPEATED = [pytest.param(name, marks=pytest.mark.exhaustive if name in SLOW else ()) for name in SMOKE]
 FEW = 80  # images of a split that are enough for some tests
 COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0), "white": (255, 255, 255)}
 
@@ -62,14 +67,25 @@ def shuffled(tmp_path_factory) -> str:
     return written(tmp_path_factory.mktemp("shuffled"), shuffled=True)
 
 
-@pytest.fixture(scope="module", params=SMOKE)
-def solved(request, export, coloured, tmp_path_factory) -> tuple[str, Outcome]:
-    """The name of a protocol, and its outcome on the true colours, for which nothing was silent for ten seconds."""
-    with slow_clock() as clock:
-        outcome = run(request.param, export, coloured, tmp_path_factory.mktemp("cache"))
-    assert clock.now > 20, "work that the test does not slow down"
-    assert clock.longest_silence() <= 10
-    return request.param, outcome
+@pytest.fixture(scope="module")
+def solve(export, coloured, tmp_path_factory) -> Callable[[str], Outcome]:
+    """A function from the name of a protocol to its outcome on the true colours, without ten seconds of silence."""
+
+    @cache
+    def outcome_of(name: str) -> Outcome:
+        with slow_clock() as clock:
+            outcome = run(name, export, coloured, tmp_path_factory.mktemp("cache"))
+        assert clock.now > 20, "work that the test does not slow down"
+        assert clock.longest_silence() <= 10
+        return outcome
+
+    return outcome_of
+
+
+@pytest.fixture(params=SMOKE)
+def solved(request, solve) -> tuple[str, Outcome]:
+    """The name of a protocol, and its outcome."""
+    return request.param, solve(request.param)
 
 
 def written(folder: Path, shuffled: bool) -> str:
@@ -219,8 +235,9 @@ def test_every_variation_is_a_change_of_some_protocol(key):
 
 
 @pytest.mark.slow
-def test_the_same_export_and_seed_give_the_same_numbers(solved, export, coloured, tmp_path):
-    name, first = solved
+@pytest.mark.parametrize("name", REPEATED)
+def test_the_same_export_and_seed_give_the_same_numbers(name, solve, export, coloured, tmp_path):
+    first = solve(name)
     before = ViTExport(spec=export.spec, preparation=export.preparation, tensors=export.tensors).digest
     second = run(name, export, coloured, tmp_path)
     assert dict(first.metrics) == dict(second.metrics)
@@ -243,7 +260,7 @@ def test_numbers_are_finite_and_agree_with_their_arrays(solved):
             assert abs(metric.value - middle) <= 10 * spread + 1e-3 * abs(middle), f"{name}: resampled in another unit"
 
 
-@pytest.mark.parametrize("name", SMOKE)
+@pytest.mark.parametrize("name", REPEATED)
 def test_an_unreadable_image_is_left_out_and_keeps_its_place(name, export, coloured, tmp_path):
     """With --skip-bad, `per_image` has a value for every validation image, which is NaN for the unreadable one."""
     folder = Path(shutil.copytree(coloured.removeprefix("folder:"), tmp_path / "set"))
@@ -319,7 +336,7 @@ def test_a_network_of_the_users_own_is_evaluated_or_refused(name, network, colou
     assert outcome.facts["val"]["transform"].endswith("_crop16x24_exact")
 
 
-@pytest.mark.parametrize("name", SMOKE)
+@pytest.mark.parametrize("name", REPEATED)
 def test_shuffled_labels_give_a_classifier_chance(name, export, shuffled, tmp_path):
     """25 % of 120: three standard deviations of a binomial are 12 points."""
     outcome = run(name, export, shuffled, tmp_path)

@@ -21,7 +21,7 @@ VARIED = ("pool=avg", "crop=1.0", "pool=cls", "statistics=half", "precision=bflo
 def study(tmp_path_factory, exports):
     """The folder of a study of two networks, in which settings are varied."""
     out = tmp_path_factory.mktemp("study")
-    words = ("sensitivity", "knn@dino", "--checkpoint", *exports, "--name", "one", "two", *DATA, "--limit", 150)
+    words = ("sensitivity", "knn@dino", "--checkpoint", *exports, "--name", "one", "two", *DATA, "--limit", 60)
     assert main([str(word) for word in (*words, "--out", out, "--vary", *VARIED)]) == 0
     return out
 
@@ -51,11 +51,11 @@ def test_each_change_is_the_difference_of_two_results(study):
     for name in ("one", "two"):
         results = [result for result, _ in stored_results(study, name)]
         by_variant = {result.variant: next(iter(result.metrics.values())).value for result in results}
-        unchanged = by_variant[("limit=150",)]
+        unchanged = by_variant[("limit=60",)]
         for setting, variant in (
-            ("pool=avg", ("pool=avg", "limit=150")),
-            ("precision=bfloat16", ("limit=150", "bfloat16")),
-            ("k=5", ("k=5", "limit=150")),  # whose metric has another name
+            ("pool=avg", ("pool=avg", "limit=60")),
+            ("precision=bfloat16", ("limit=60", "bfloat16")),
+            ("k=5", ("k=5", "limit=60")),  # whose metric has another name
         ):
             row = rows[setting, name]
             assert float(row["number"]) == pytest.approx(unchanged)
@@ -78,7 +78,7 @@ def test_features_of_one_transform_are_extracted_once(study):
     """Class token and mean patch come from one pass; crops of 0.875 and of 1 need one each."""
     results = [result for result, _ in stored_results(study, "one") if result.precision == "float32"]
     forwards = sorted(result.cost.get("forwards", 0) for result in results)
-    assert len(forwards) >= 3 and forwards == [0] * (len(forwards) - 2) + [300, 300]
+    assert len(forwards) >= 3 and forwards == [0] * (len(forwards) - 2) + [120, 120]
 
 
 def save_correct(out, counts: dict[str, int]) -> dict[str, StoredResult]:
@@ -103,7 +103,7 @@ def test_networks_that_change_places_are_counted(tmp_path):
 
 def options_of(out, export) -> EvaluationOptions:
     arguments = {"checkpoint": (str(export),), "suite": "knn@dino", "data": ("digits=digits:",)}
-    return EvaluationOptions(**arguments, out=out, limit=150, device="cpu")
+    return EvaluationOptions(**arguments, out=out, limit=60, device="cpu")
 
 
 @pytest.mark.parametrize(("vary", "names"), [("poool=avg", "poool"), ("k=0", "knn@dino.k"), ("decode=exat", "decode")])

@@ -34,7 +34,7 @@ from bench.reports.page import page_of
 from bench.results.record import ProtocolUsed, TrainingCost
 from engine.printing import printable
 
-BOARDS = 40  # generated leaderboards, of which every format is checked
+BOARDS = 24  # generated leaderboards, of which every format is checked
 
 
 def content_of(board: Leaderboard, name: str) -> bytes:

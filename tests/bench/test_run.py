@@ -215,9 +215,13 @@ def test_two_exports_of_the_same_name_are_kept_apart(run, exports, out):
     assert len(result_paths(out)) == 2 and len(board(out)) == 2
 
 
-def test_only_smoke_has_default_images(bench, refused, exports, out):
+@pytest.mark.exhaustive  # half of it imports what all tasks need and generates the tiny scenes
+def test_smoke_has_default_images(bench, exports, out):
     code, output, _ = bench("run", "--checkpoint", exports[0], "--suite", "smoke", "--out", out, "--dry-run")
     assert code == 0 and "toy@one on digits: 1297 train + 500 val images, to do" in output
+
+
+def test_other_suites_have_no_default_images(refused, exports, out):
     refused("run", "--checkpoint", exports[0], "--suite", "toys", "--out", out, named="which images? | --data NAME=URL")
 
 

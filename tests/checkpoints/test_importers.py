@@ -327,12 +327,6 @@ def test_ambiguous_files_are_refused_with_the_candidates(tmp_path):
     assert load(f"moca:{path}", options).spec.pool == "avg"
 
 
-def test_a_file_of_another_network_is_refused_with_the_module_reference():
-    tensors = {"conv1.weight": torch.randn(8, 3, 7, 7), "fc.weight": torch.randn(10, 8)}
-    with pytest.raises(ValueError, match=r"conv1\.weight, fc\.weight.*module:PACKAGE:FUNCTION"):
-        detect(replace(EXAMPLES["dino"](), tree=tensors).file())
-
-
 def test_an_importer_that_does_not_know_all_tensors_is_no_candidate(monkeypatch):
     """A trunk under `backbone.` beside a queue could be DINO's by its names, but DINO has no queue."""
     tree = {f"backbone.{name}": tensor for name, tensor in trunk_of("dino", "teacher.backbone.").items()}

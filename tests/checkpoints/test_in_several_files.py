@@ -172,17 +172,6 @@ def test_damaged_and_malicious_distributed_checkpoints_are_refused(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_paths_of_a_part_are_refused_with_the_path_to_give(tmp_path):
-    folder = save_distributed({"teacher": TREE}, tmp_path / "step_7")
-    for path, message in (
-        (folder / "__0_0.distcp", f"a part of a distributed checkpoint; name its folder: {folder}"),
-        (folder / ".metadata", f"a part of a distributed checkpoint; name its folder: {folder}"),
-        (tmp_path, f"a folder of distributed checkpoints; name one of them: {folder}"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            load(path)
-
-
 def test_parts_with_an_index_are_one_checkpoint(tmp_path, digest):
     halves = [dict(list(FRANCA.tree.items())[part::2]) for part in (0, 1)]
     names = [f"model-0000{part}-of-00002.safetensors" for part in (1, 2)]

@@ -113,20 +113,6 @@ def test_parts_that_no_tensor_identifies_are_named(name, tmp_path):
         assert ("with bench import --architecture NAME" in message) == (name in NAMED)
 
 
-@pytest.mark.parametrize(
-    ("name", "library"),
-    [
-        ("vit.embeddings.patch_embeddings.projection.weight", "Hugging Face transformers"),
-        ("vision_model.embeddings.position_embedding.weight", "Hugging Face transformers"),
-        ("visual.transformer.resblocks.0.ln_1.weight", "OpenAI's CLIP"),
-        ("backbone.layers.0.ln1.weight", "mmpretrain"),
-        ("encoder.layers.encoder_layer_0.ln_1.weight", "torchvision"),
-    ],
-)
-def test_files_of_other_libraries_are_recognised(name, library, tmp_path):
-    assert f"named by {library}" in load_refusal(save({name: torch.zeros(2)}, tmp_path))
-
-
 def test_a_distilled_deit_is_read_with_its_second_token(tmp_path):
     path = save(state_of("deit_tiny_distilled_patch16_224", num_classes=5), tmp_path)
     options = ImportOptions(heads=4, statistics="imagenet")

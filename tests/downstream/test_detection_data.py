@@ -3,7 +3,8 @@
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from pycocotools import mask as masks
 from refusals import refusal
 
 from downstream.data.listing import Instances, unread_files
-from downstream.data.scenes import decode_scenes, open_scenes, tiny_folder
+from downstream.data.scenes import SceneSet, decode_scenes, open_scenes, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
 from downstream.detection import trainable_scenes, uses_masks
 from downstream.detection_settings import DetectionSettings
@@ -60,6 +61,16 @@ def change_annotations(coco: Path, split: str, change) -> None:
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
+
+
+@contextmanager
+def changed_annotations(coco: Path, change) -> Iterator[None]:
+    """A block in which the annotation file of val is changed."""
+    path = coco / "annotations" / "instances_val2017.json"
+    before = path.read_bytes()
+    change_annotations(coco, "val", change)
+    yield
+    path.write_bytes(before)
 
 
 def test_generated_set_is_complete(scenes_of_splits, tmp_path):
@@ -144,36 +155,36 @@ def set_polygon(content: dict, polygon: list[float]) -> None:
     first_annotation(content)["segmentation"] = [polygon]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda file: first_annotation(file).update(category_id=5), "annotation 1 is of category 5"),
-        (lambda file: first_annotation(file).update(image_id=999), "annotation 1 is of image 999"),
-        (lambda file: file["images"][0].update(id=2), "two of its images have one id"),
-        (lambda file: file["images"][0].update(file_name="000000000002.jpg"), "twice, such as 000000000002.jpg"),
-        (lambda file: first_annotation(file).pop("bbox"), "field `bbox` - at `$.annotations[0]`"),
-        (lambda file: file["categories"][0].update(id="2"), "got `str` - at `$.categories[0].id`"),
-        (lambda file: file["images"][0].update(width=-3), "at `$.images[0].width`"),
-        (lambda file: set_polygon(file, [1e9, -1e9, 1e300, 2, 3, 3]), "annotation 1 holds the coordinate 1e+09"),
-        (lambda file: set_polygon(file, [1, 2, math.nan, 3, 4, 5]), "instances_val2017.json: JSON is malformed"),
-        (lambda file: first_annotation(file).update(segmentation=[]), "annotation 1 has a box but no outline"),
-        (lambda file: first_crowd(file)["segmentation"].update(counts=[1, 10**9]), "add up to 1000000001"),
-        (lambda file: first_crowd(file)["segmentation"].update(counts=[7000, -1000, 144]), "the least is -1000"),
-        (lambda file: first_crowd(file)["segmentation"].update(counts="zz"), "run lengths of annotation"),
-        (
-            lambda file: first_crowd(file)["segmentation"].update(size=[96, 64]),
-            "[96, 64] pixels and its image [64, 96]",
-        ),
-        (lambda file: [file[key].clear() for key in ("images", "annotations")], "the val split is empty"),
-        (
-            lambda file: file["images"][0].update(file_name="x.jpg"),
-            "1 of 24 images of val",
-        ),
-    ],
-)
-def test_bad_annotation_files_are_refused(coco, tmp_path, change, message):
-    change_annotations(coco, "val", change)
-    assert message in coco_refusal(coco, tmp_path)
+BAD_FILES = [
+    (lambda file: first_annotation(file).update(category_id=5), "annotation 1 is of category 5"),
+    (lambda file: first_annotation(file).update(image_id=999), "annotation 1 is of image 999"),
+    (lambda file: file["images"][0].update(id=2), "two of its images have one id"),
+    (lambda file: file["images"][0].update(file_name="000000000002.jpg"), "twice, such as 000000000002.jpg"),
+    (lambda file: first_annotation(file).pop("bbox"), "field `bbox` - at `$.annotations[0]`"),
+    (lambda file: file["categories"][0].update(id="2"), "got `str` - at `$.categories[0].id`"),
+    (lambda file: file["images"][0].update(width=-3), "at `$.images[0].width`"),
+    (lambda file: set_polygon(file, [1e9, -1e9, 1e300, 2, 3, 3]), "annotation 1 holds the coordinate 1e+09"),
+    (lambda file: set_polygon(file, [1, 2, math.nan, 3, 4, 5]), "instances_val2017.json: JSON is malformed"),
+    (lambda file: first_annotation(file).update(segmentation=[]), "annotation 1 has a box but no outline"),
+    (lambda file: first_crowd(file)["segmentation"].update(counts=[1, 10**9]), "add up to 1000000001"),
+    (lambda file: first_crowd(file)["segmentation"].update(counts=[7000, -1000, 144]), "the least is -1000"),
+    (lambda file: first_crowd(file)["segmentation"].update(counts="zz"), "run lengths of annotation"),
+    (
+        lambda file: first_crowd(file)["segmentation"].update(size=[96, 64]),
+        "[96, 64] pixels and its image [64, 96]",
+    ),
+    (lambda file: [file[key].clear() for key in ("images", "annotations")], "the val split is empty"),
+    (
+        lambda file: file["images"][0].update(file_name="x.jpg"),
+        "1 of 24 images of val",
+    ),
+]
+
+
+def test_bad_annotation_files_are_refused(coco, tmp_path):
+    for change, message in BAD_FILES:
+        with changed_annotations(coco, change):
+            assert message in coco_refusal(coco, tmp_path)
 
 
 def test_compressed_run_lengths_are_decoded_as_by_pycocotools(coco, tmp_path):
@@ -289,27 +300,31 @@ def change_box(index: int, change: Callable[[list[float]], list[float]]) -> Call
     return change_file
 
 
-@pytest.mark.parametrize(
-    ("change", "left_out", "note"),
-    [
-        (change_box(3, lambda box: [4, 4, 0, 0]), 1, "no area"),
-        (change_box(3, lambda box: [box[0] + box[2], box[1] + box[3], -box[2], -box[3]]), 1, "no area"),
-        (change_box(3, lambda box: [200, 200, 9, 9]), 1, "no area"),
-        (change_box(3, lambda box: [*box[:2], 300, 300]), 0, "parts beyond the image"),
-        (change_box(3, lambda box: [-1e300, 0, 1e308, 1e308]), 0, "parts beyond the image"),
-        (change_box(3, lambda box: [box[0], (box[1] + 30) % 50, *box[2:]]), 0, "a box elsewhere than their outline"),
-        (lambda file: file["annotations"][3].update(segmentation=[[1, 2, 3, 4]]), 1, "no polygon of three points"),
-        (lambda file: file["annotations"][3].update(segmentation=[[1, 2]]), 1, "no polygon of three points"),
-        (lambda file: file["annotations"][3].update(ignore=1), 0, "the mark 'ignore'"),
-        (lambda file: file["annotations"].append(dict(file["annotations"][3])), 0, "the class and box of another"),
-    ],
-)
-def test_unusual_objects_count_the_same_in_training_and_score(change, left_out, note, coco, tmp_path):
+# A change of the fourth object, how many objects it takes away, and a part of the note.
+UNUSUAL = [
+    (change_box(3, lambda box: [4, 4, 0, 0]), 1, "no area"),
+    (change_box(3, lambda box: [box[0] + box[2], box[1] + box[3], -box[2], -box[3]]), 1, "no area"),
+    (change_box(3, lambda box: [200, 200, 9, 9]), 1, "no area"),
+    (change_box(3, lambda box: [*box[:2], 300, 300]), 0, "parts beyond the image"),
+    (change_box(3, lambda box: [-1e300, 0, 1e308, 1e308]), 0, "parts beyond the image"),
+    (change_box(3, lambda box: [box[0], (box[1] + 30) % 50, *box[2:]]), 0, "a box elsewhere than their outline"),
+    (lambda file: file["annotations"][3].update(segmentation=[[1, 2, 3, 4]]), 1, "no polygon of three points"),
+    (lambda file: file["annotations"][3].update(segmentation=[[1, 2]]), 1, "no polygon of three points"),
+    (lambda file: file["annotations"][3].update(ignore=1), 0, "the mark 'ignore'"),
+    (lambda file: file["annotations"].append(dict(file["annotations"][3])), 0, "the class and box of another"),
+]
+
+
+def test_unusual_objects_count_the_same_in_training_and_score(coco, tmp_path):
     """The dataset of mmdet would leave out some that the score counts."""
     change_annotations(coco, "val", lambda file: file["annotations"][3].update(iscrowd=0))
     before = open_scenes(f"coco:{coco}", "val", tmp_path)
-    change_annotations(coco, "val", change)
-    scenes = open_scenes(f"coco:{coco}", "val", tmp_path)
+    for change, left_out, note in UNUSUAL:
+        with changed_annotations(coco, change):
+            check_unusual(open_scenes(f"coco:{coco}", "val", tmp_path), before, left_out, note)
+
+
+def check_unusual(scenes: SceneSet, before: SceneSet, left_out: int, note: str) -> None:
     notes = [line for line in scenes.notes if line not in before.notes]
     assert any(note in line and "1 of 7" in line and "annotation 4" in line for line in notes), notes
     expected = [len(objects) for objects in before.listing.objects]
@@ -354,29 +369,29 @@ def perfect_detections(listing: Instances) -> list[dict]:
     return detections
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        with_each("annotations", lambda index, entry: entry.update(id=index)),
-        with_each("annotations", lambda index, entry: entry.update(id=index - 9)),
-        with_each("annotations", lambda index, entry: entry.update(id=7)),
-        with_each("annotations", lambda index, entry: entry.pop("id")),
-        with_each("annotations", lambda index, entry: entry.update(id=2**52 + index if index % 2 else "x")),
-        lambda file: (
-            with_each("images", lambda index, entry: entry.update(id=entry["id"] - 9))(file),
-            with_each("annotations", lambda index, entry: entry.update(image_id=entry["image_id"] - 9))(file),
-        ),
-        lambda file: (
-            with_each("categories", lambda index, entry: entry.update(id=entry["id"] - 3))(file),
-            with_each("annotations", lambda index, entry: entry.update(category_id=entry["category_id"] - 3))(file),
-        ),
-    ],
-    ids=["from 0", "negative", "equal", "missing", "text", "negative images", "negative categories"],
-)
-def test_perfect_detections_have_an_ap_of_100_with_any_ids(change, coco, tmp_path):
-    change_annotations(coco, "val", change)
-    listing = open_scenes(f"coco:{coco}", "val", tmp_path).instances
-    assert evaluate(listing, perfect_detections(listing), 20)[0]["box_AP"] == pytest.approx(100)
+# Of ids: from 0, negative, equal, missing and texts; negative ids of images and of categories.
+OTHER_IDS = [
+    with_each("annotations", lambda index, entry: entry.update(id=index)),
+    with_each("annotations", lambda index, entry: entry.update(id=index - 9)),
+    with_each("annotations", lambda index, entry: entry.update(id=7)),
+    with_each("annotations", lambda index, entry: entry.pop("id")),
+    with_each("annotations", lambda index, entry: entry.update(id=2**52 + index if index % 2 else "x")),
+    lambda file: (
+        with_each("images", lambda index, entry: entry.update(id=entry["id"] - 9))(file),
+        with_each("annotations", lambda index, entry: entry.update(image_id=entry["image_id"] - 9))(file),
+    ),
+    lambda file: (
+        with_each("categories", lambda index, entry: entry.update(id=entry["id"] - 3))(file),
+        with_each("annotations", lambda index, entry: entry.update(category_id=entry["category_id"] - 3))(file),
+    ),
+]
+
+
+def test_perfect_detections_have_an_ap_of_100_with_any_ids(coco, tmp_path):
+    for number, change in enumerate(OTHER_IDS):
+        with changed_annotations(coco, change):
+            listing = open_scenes(f"coco:{coco}", "val", tmp_path).instances
+        assert evaluate(listing, perfect_detections(listing), 20)[0]["box_AP"] == pytest.approx(100), number
 
 
 def test_a_list_that_is_not_read_is_noted_and_an_image_listed_twice_refused(tmp_path):

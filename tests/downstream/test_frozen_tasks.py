@@ -182,59 +182,56 @@ def test_bad_scenes_are_named_or_skipped(tmp_path):
     assert np.isnan(result.metrics["rmse"].per_image).tolist() == [True] + 7 * [False]
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (np.zeros((60, 80), np.uint16), "no pixel has a depth"),
-        (np.full((60, 80), 5, np.uint16), "read as 0.005 m"),
-        (np.full((30, 40), 5000, np.uint16), "the depth is 30 x 40 pixels and its image 60 x 80"),
-        (np.full((60, 80), 200, np.uint8), "depths of 8 bits end at 0.255 m"),
-        (np.full((60, 80, 3), 200, np.uint8), "16-bit grey PNG"),
-        (np.full((60, 80), 65535, np.uint16), "no pixel has a depth"),
-        *[(np.where(np.eye(60, 80), bad, 5000), "negative, infinite or NaN") for bad in (np.nan, -1.0)],
-    ],
-)
-def test_impossible_depths_are_refused(values, message, tmp_path):
+IMPOSSIBLE = [
+    (np.zeros((60, 80), np.uint16), "no pixel has a depth"),
+    (np.full((60, 80), 5, np.uint16), "read as 0.005 m"),
+    (np.full((30, 40), 5000, np.uint16), "the depth is 30 x 40 pixels and its image 60 x 80"),
+    (np.full((60, 80), 200, np.uint8), "depths of 8 bits end at 0.255 m"),
+    (np.full((60, 80, 3), 200, np.uint8), "16-bit grey PNG"),
+    (np.full((60, 80), 65535, np.uint16), "no pixel has a depth"),
+    *[(np.where(np.eye(60, 80), bad, 5000), "negative, infinite or NaN") for bad in (np.nan, -1.0)],
+]
+
+
+def test_impossible_depths_are_refused(tmp_path):
     nyu = tiny_folder("nyu", tmp_path)
-    scenes = open_scenes(f"nyu:{nyu}", "val", tmp_path)
-    image = Image.fromarray(values.astype(np.float32) if values.dtype == float else values)
-    image.save(nyu / scenes.listing.depths[3], "TIFF" if values.dtype == float else "PNG")
-    with pytest.raises(ValueError, match=message):
-        scene_depth(scenes, 3, (60, 80))
-    (line,) = decode_scenes(scenes)[0].values()
-    assert scenes.listing.depths[3] in line and message in line
+    for values, message in IMPOSSIBLE:
+        scenes = open_scenes(f"nyu:{nyu}", "val", tmp_path)
+        image = Image.fromarray(values.astype(np.float32) if values.dtype == float else values)
+        image.save(nyu / scenes.listing.depths[3], "TIFF" if values.dtype == float else "PNG")
+        with pytest.raises(ValueError, match=message):
+            scene_depth(scenes, 3, (60, 80))
+        (line,) = decode_scenes(scenes)[0].values()
+        assert scenes.listing.depths[3] in line and message in line
 
 
-def own_depth(nyu, convert) -> None:
-    """Rewrite the depth files as `convert(metres (H, W) float64)`, and call the lists train.txt and val.txt."""
-    for path in nyu.rglob("sync_depth_*.png"):
-        Image.fromarray(convert(np.asarray(Image.open(path)) / 1000)).save(path, "TIFF")
-    for old, new in (("nyu_train.txt", "train.txt"), ("nyu_test.txt", "val.txt")):
-        (nyu / old).rename(nyu / new)
+# How the metres (H, W) float64 of the tiny set are stored, the options that tell it, and the rounding in metres.
+UNITS = [
+    (lambda metres: metres.astype(np.float32), "?unit=m", 1e-6),
+    (lambda metres: np.round(100 * metres).astype(np.uint16), "?unit=cm", 5.1e-3),
+    (lambda metres: np.round(1000 * metres).astype(np.int32), "?unit=mm", 1e-6),
+    (lambda metres: np.where(metres, np.round(1000 * metres), 65535).astype(np.uint16), "", 1e-6),
+    (lambda metres: np.where(metres, np.round(5000 * metres), 65535).astype(np.uint16), "?scale=5000", 1e-4),
+    (lambda metres: np.round(25.5 * metres).astype(np.uint8), "?scale=25.5", 0.02),
+    (lambda metres: np.round(25 * metres).astype(np.uint8), "?unit=cm&scale=0.25", 0.0201),
+]
 
 
-@pytest.mark.parametrize(
-    ("convert", "options", "tolerance"),
-    [
-        (lambda metres: metres.astype(np.float32), "?unit=m", 1e-6),
-        (lambda metres: np.round(100 * metres).astype(np.uint16), "?unit=cm", 5.1e-3),
-        (lambda metres: np.round(1000 * metres).astype(np.int32), "?unit=mm", 1e-6),
-        (lambda metres: np.where(metres, np.round(1000 * metres), 65535).astype(np.uint16), "", 1e-6),
-        (lambda metres: np.where(metres, np.round(5000 * metres), 65535).astype(np.uint16), "?scale=5000", 1e-4),
-        (lambda metres: np.round(25.5 * metres).astype(np.uint8), "?scale=25.5", 0.02),
-        (lambda metres: np.round(25 * metres).astype(np.uint8), "?unit=cm&scale=0.25", 0.0201),
-    ],
-)
-def test_own_depth_is_read_in_its_unit(convert, options, tolerance, tmp_path):
+def test_own_depth_is_read_in_its_unit(tmp_path):
     nyu = tiny_folder("nyu", tmp_path)
     expected = open_scenes(f"nyu:{nyu}", "val", tmp_path)
     metres = scene_depth(expected, 2, (60, 80))
-    own_depth(nyu, convert)
-    scenes = open_scenes(f"nyu:{nyu}{options}", "val", tmp_path)
-    np.testing.assert_allclose(scene_depth(scenes, 2, (60, 80)), metres, atol=tolerance)
-    assert scenes.listing.images == expected.listing.images and not decode_scenes(scenes)[0]
-    if options not in ("", "?unit=mm"):
-        assert open_scenes(f"nyu:{nyu}", "val", tmp_path).fingerprint != scenes.fingerprint
+    depths = {path: np.asarray(Image.open(path)) / 1000 for path in nyu.rglob("sync_depth_*.png")}
+    for old, new in (("nyu_train.txt", "train.txt"), ("nyu_test.txt", "val.txt")):
+        (nyu / old).rename(nyu / new)
+    for convert, options, tolerance in UNITS:
+        for path, of_path in depths.items():
+            Image.fromarray(convert(of_path)).save(path, "TIFF")
+        scenes = open_scenes(f"nyu:{nyu}{options}", "val", tmp_path)
+        np.testing.assert_allclose(scene_depth(scenes, 2, (60, 80)), metres, atol=tolerance, err_msg=options)
+        assert scenes.listing.images == expected.listing.images and not decode_scenes(scenes)[0], options
+        if options not in ("", "?unit=mm"):
+            assert open_scenes(f"nyu:{nyu}", "val", tmp_path).fingerprint != scenes.fingerprint, options
 
 
 def test_wrong_options_of_depth_are_refused(tmp_path):

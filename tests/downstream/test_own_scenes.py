@@ -96,15 +96,13 @@ def write_binary_set(root: Path, mode: str, lines: str, scenes: int = 6) -> str:
 COLOURS = "0 0 0 background\n255 255 255 cell\n"
 
 
-@pytest.mark.parametrize(
-    ("mode", "lines"), [("L", "0 background\n255 cell\n"), ("L", COLOURS), ("1", COLOURS), ("RGB", COLOURS)]
-)
-def test_binary_masks_of_0_and_255_are_two_classes(mode, lines, tmp_path, capsys, on_terminal):
-    url = write_binary_set(tmp_path / "cells", mode, lines)
-    scenes = open_scenes(url, "val", tmp_path)
-    first_mask = mask_classes(scenes, 0)
-    assert {*np.unique(first_mask)} == {0, 1} and np.array_equal(first_mask, scene_mask(scenes, 0))
-    assert not decode_scenes(scenes)[0] and scenes.pixels.warnings() == []
+def test_binary_masks_of_0_and_255_are_two_classes(tmp_path, capsys, on_terminal):
+    for mode, lines in (("L", "0 background\n255 cell\n"), ("1", COLOURS), ("RGB", COLOURS), ("L", COLOURS)):
+        url = write_binary_set(tmp_path / "cells", mode, lines)
+        scenes = open_scenes(url, "val", tmp_path)
+        first_mask = mask_classes(scenes, 0)
+        assert {*np.unique(first_mask)} == {0, 1} and np.array_equal(first_mask, scene_mask(scenes, 0)), (mode, lines)
+        assert not decode_scenes(scenes)[0] and scenes.pixels.warnings() == [], (mode, lines)
     task = replace(UPERNET["ade_linear@smoke"].task, steps=2, warmup=0, batch=2, crop=32, stride=32, scale=(48, 32))
     outcome = task.run(export_of(), workspace(tmp_path, url))
     background_share = np.mean([scene_mask(scenes, index) == 0 for index in range(6)])

@@ -35,7 +35,11 @@ def features(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("work", BOUNDS)
+# By default one whose memory grows with the rows and one whose memory does not.
+@pytest.mark.parametrize(
+    "work",
+    [pytest.param(work, marks=pytest.mark.exhaustive if work in ("lowshot", "linear") else ()) for work in BOUNDS],
+)
 def test_memory_is_within_its_bound_and_does_not_grow_with_the_rows(work, features):
     few, many = json.loads(program(PROGRAM, features, work, FEW, MANY).end())
     assert many <= BOUNDS[work] + PER_ROW[work] * MANY + ALLOCATOR
