@@ -46,6 +46,7 @@ class Options(CommandOptions):
     set: tuple[str, ...] = ()  # NAME=VALUE: settings of the kind, such as layer=3 heads=all
     seed: NonNegativeInt = 0  # N: seed of everything random (0)
     device: str = "auto"  # auto, cpu, cuda or cuda:N (auto)
+    precision: Literal["float32", "bfloat16"] = "float32"  # of the networks' forward passes (float32)
     out: Path  # FOLDER: where the pictures are written
     format: tuple[Literal["png", "svg", "pdf"], ...] = ("png",)  # png or svg (png); for curves and scatter also pdf
     results: Path | None = None  # DIR: for curves and scatter: folder of `bench run --out`
@@ -89,6 +90,7 @@ def _picture_files(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
         square=options.square,
         seed=options.seed,
         device=chosen_device(options.device),
+        precision=options.precision,
     )
     check_writable(options.out)
     yield from draw_pictures(kind, request, options.out, formats)

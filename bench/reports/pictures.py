@@ -23,6 +23,7 @@ HEADING_GAP = 0.14  # between the columns of two headings, in addition to GAP
 MAX_ASPECT = 2.5  # largest height of a cell relative to its width; taller images are drawn narrower
 NEARLY_FULL = 0.9  # share of a row's height; captions of panels that are higher are aligned below the row
 FONT, LETTER = 7, 0.058  # font size in points; average width of a letter
+LEGEND = 1.2  # width of a name in the legend
 MAX_LINES = 2  # of a heading; longer ones are cut
 LINE_HEIGHT = 1.2  # matplotlib's height of a line, relative to the font size
 DPI = 150
@@ -78,12 +79,19 @@ class Picture:
     rows: tuple[PanelRow, ...]
     headings: tuple[tuple[str, int], ...] = ()  # texts above the rows, each with the number of columns that it spans
     note: str = ""  # text below the rows
+    legend: tuple[tuple[str, str], ...] = ()  # classes and their colours (#RRGGBB), below the rows
 
 
 Block = Sequence[Sequence[Panel | None]]  # rows of panels, of one checkpoint and one image
 
 
-def arranged(name: str, images: Sequence[Panel], blocks: Sequence[tuple[str, Sequence[Block]]], note: str) -> Picture:
+def arranged(
+    name: str,
+    images: Sequence[Panel],
+    blocks: Sequence[tuple[str, Sequence[Block]]],
+    note: str,
+    legend: Sequence[tuple[str, str]] = (),
+) -> Picture:
     """A picture with the images in the first column, and the blocks of each checkpoint next to them.
 
     blocks: name of a checkpoint, and its block for each image. Titles that are the same in the row before are left out.
@@ -104,7 +112,7 @@ def arranged(name: str, images: Sequence[Panel], blocks: Sequence[tuple[str, Seq
             rows.append(PanelRow(panels=tuple(panels)))
             titles_before = titles
     headings = (("", 1), *((title, width) for (title, _), width in zip(blocks, widths, strict=True)))
-    return Picture(name=name, rows=tuple(rows), headings=headings, note=note)
+    return Picture(name=name, rows=tuple(rows), headings=headings, note=note, legend=tuple(legend))
 
 
 def encoded(picture: Picture, file_format: Format) -> bytes:
@@ -117,6 +125,7 @@ def encoded(picture: Picture, file_format: Format) -> bytes:
 def picture_figure(picture: Picture) -> Any:
     """The picture as a matplotlib Figure."""
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
     heading_starts = set(accumulate(span for _, span in picture.headings))  # first columns of the second heading on
     columns = max(len(row.panels) for row in picture.rows)
@@ -130,7 +139,9 @@ def picture_figure(picture: Picture) -> Any:
     top = EDGE + LINE * max((len(lines) for lines in headings), default=0) + GAP * bool(headings)
     sizes = [_heights(row) for row in picture.rows]
     heights = [height + LINE * (titles + captions) + GAP for height, titles, captions in sizes]
-    total = top + sum(heights) + LINE * len(notes) + EDGE
+    names = [_fitted(name, LEGEND)[0] for name, _ in picture.legend]
+    names_in_line = max(1, int((width - EDGE) / LEGEND))
+    total = top + sum(heights) + LINE * (len(notes) - (-len(names) // names_in_line)) + EDGE
     figure, column = Figure(figsize=(width + EDGE, total)), 0
     for lines, (_, span) in zip(headings, picture.headings, strict=True):
         middle = lefts[column] + (span * (CELL + GAP) - GAP) / 2
@@ -145,6 +156,14 @@ def picture_figure(picture: Picture) -> Any:
             if panel is not None:
                 _draw_panel(figure, panel, left, panel_top, panel_height)
         top += height
+    for number, (name, (_, colour)) in enumerate(zip(names, picture.legend, strict=True)):
+        line, column = divmod(number, names_in_line)
+        left, middle = EDGE + LEGEND * column, top + LINE * (line + 0.5)
+        size = 0.7 * LINE / (width + EDGE), 0.7 * LINE / total
+        corner = left / (width + EDGE), 1 - middle / total - size[1] / 2
+        figure.add_artist(Rectangle(corner, *size, facecolor=colour, edgecolor="0.3", linewidth=0.5))
+        _write(figure, left + LINE, middle, [name], va="center")
+    top -= LINE * (-len(names) // names_in_line)
     _write(figure, EDGE, top, notes, color="0.3", va="top")
     return figure
 

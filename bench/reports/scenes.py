@@ -21,7 +21,8 @@ from bench.results.store import StoredResult
 from downstream.data.listing import IGNORED, Instances
 from downstream.data.overlays import class_colours, tinted
 from downstream.data.scenes import SceneSet, open_scenes, scene_image, scene_mask
-from downstream.metrics.previews import MAX_NUMBERED_OBJECTS, number_outlines, preview_indices
+from downstream.metrics.previews import MAX_NUMBERED_OBJECTS, number_outlines, preview_indices, stored_masks
+from downstream.metrics.scores import scene_mious
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet, open_set
 
@@ -102,9 +103,10 @@ def scene_details(results: Mapping[str, StoredResult], cache: Path) -> dict[str,
         cache: folder in which tiny scene sets are generated.
 
     Returns:
-        columns: "image", "labels" and names of checkpoints. rows: a list of data: URLs for each scene. legend: pairs of
-        class and colour, the most frequent class first. unnamed: number of classes missing from it. has_objects: True
-        for detections with boxes, False for masks of classes. without_masks: checkpoints with boxes but no masks.
+        columns: "image", "labels" and names of checkpoints. rows: a list of data: URLs for each scene, "" for a missing
+        picture. captions: likewise, texts below the pictures. legend: pairs of class and colour, the most frequent
+        class first. unnamed: number of classes missing from it. has_objects: True for detections with boxes, False for
+        masks of classes. without_masks: checkpoints with boxes but no masks.
     """
     best = dict([(name, stored) for name, stored in results.items() if _has_predictions(stored)][:MAX_CHECKPOINTS])
     if not best:
@@ -115,15 +117,17 @@ def scene_details(results: Mapping[str, StoredResult], cache: Path) -> dict[str,
         if scenes is None:
             return None
         has_objects = isinstance(scenes.listing, Instances)
-        names, rows, counts, colours = _draw_objects(best, scenes) if has_objects else _draw_masks(best, scenes)
+        draw = _draw_objects if has_objects else _draw_masks
+        names, rows, captions, counts, colours = draw(best, scenes)
     except (OSError, ValueError, IndexError):  # moved, unmounted, cannot be read, or arrays of other scenes
         return None
-    most_frequent = [number for number, _ in counts.most_common(MAX_LEGEND)]
+    legend = legend_of(scenes, counts, colours)
     return {
         "columns": ["image", "labels", *names],
-        "rows": [[data_url(picture, SCENE_SIDE) for picture in row] for row in rows],
-        "legend": [(scenes.classes[number], "#" + bytes(colours[number].tolist()).hex()) for number in most_frequent],
-        "unnamed": len(counts) - len(most_frequent),
+        "rows": [[data_url(picture, SCENE_SIDE) if picture else "" for picture in row] for row in rows],
+        "captions": captions,
+        "legend": legend,
+        "unnamed": len(counts) - len(legend),
         "has_objects": has_objects,
         "without_masks": [name for name in best if has_objects and "shown_masks" not in best[name].result.arrays],
     }
@@ -135,37 +139,58 @@ def _has_predictions(stored: StoredResult) -> bool:
     return {"shown_of", "shown_masks", "shown_sizes"} <= names or {"boxes", "scores", "classes"} <= names
 
 
-# Names of checkpoints; rows of pictures; frequency of each class; colours (256 or more, 3) of the classes.
-Drawings = tuple[Iterable[str], list[list[Image.Image]], Counter[int], np.ndarray]
+# Names of checkpoints; rows of pictures; their captions; frequency of each class; colours (256 or more, 3) of classes.
+Drawings = tuple[Iterable[str], list[list[Image.Image | None]], list[list[str]], Counter[int], np.ndarray]
+
+
+def legend_of(scenes: SceneSet, counts: Counter[int], colours: np.ndarray) -> list[tuple[str, str]]:
+    """Names and colours (#rrggbb) of the MAX_LEGEND most frequent classes."""
+    most_frequent = [number for number, _ in counts.most_common(MAX_LEGEND)]
+    return [(scenes.classes[number], "#" + bytes(colours[number].tolist()).hex()) for number in most_frequent]
+
+
+def scene_captions(arrays: Mapping[str, np.ndarray], indices: Sequence[int]) -> list[str]:
+    """A caption for each of some scenes of a result's arrays: its mIoU, and which scene is the worst or the median."""
+    if "areas" not in arrays:
+        return ["" for _ in indices]
+    mious = scene_mious(arrays["areas"])
+    places = dict(zip(arrays.get("ranked_of", np.empty(0, int)).tolist(), ("worst: ", "median: "), strict=False))
+    return [f"{places.get(index, '')}mIoU {mious[index]:.1f}" for index in indices]
+
+
+def mask_counts(masks: Iterable[np.ndarray]) -> Counter[int]:
+    """Number of pixels of each class in masks of classes."""
+    return Counter(np.concatenate([mask[mask != IGNORED] for mask in masks]).tolist())
 
 
 def _draw_masks(results: Mapping[str, StoredResult], scenes: SceneSet) -> Drawings:
-    """Pictures of a segmentation; results that store other scenes than the first are left out."""
-    indices = next(iter(results.values())).arrays["shown_of"].tolist()
-    same_scenes = {name: stored for name, stored in results.items() if stored.arrays["shown_of"].tolist() == indices}
-    labels = [scene_mask(scenes, index) for index in indices]
-    pixels = Counter(np.concatenate([mask[mask != IGNORED] for mask in labels]).tolist())
+    """Pictures of a segmentation, of the scenes that the first result stores."""
+    masks = {name: stored_masks(stored.arrays) for name, stored in results.items()}
+    indices = list(next(iter(masks.values())))
+    captions = [scene_captions(stored.arrays, indices) for stored in results.values()]
+    labels = {index: scene_mask(scenes, index) for index in indices}
+    pixels = mask_counts(labels.values())
     colours, rows = class_colours(pixels, len(scenes.classes)), []
-    for row, (index, label) in enumerate(zip(indices, labels, strict=True)):
+    for index, label in labels.items():
         image = scene_picture(scenes, index)
-        masks = [label, *(_stored_mask(stored, row) for stored in same_scenes.values())]
-        rows.append([image, *(tinted(image, mask, colours) for mask in masks)])
-    return same_scenes, rows, pixels, colours
+        of_row = [label, *(by_index.get(index) for by_index in masks.values())]
+        rows.append([image, *(None if mask is None else tinted(image, mask, colours) for mask in of_row)])
+    return results, rows, [["", "", *texts] for texts in zip(*captions, strict=True)], pixels, colours
 
 
 def _draw_objects(results: Mapping[str, StoredResult], scenes: SceneSet) -> Drawings:
     """Pictures of a detection, with as many detections as there are labelled objects."""
-    indices = preview_indices(len(scenes)).tolist()
+    indices, rows = preview_indices(len(scenes)).tolist(), list[list[Image.Image | None]]()
     labels = [labelled_objects(scenes.instances, index) for index in indices]
     counts = Counter(number for label in labels for _, number in label.boxes)
-    colours, rows = class_colours(counts, len(scenes.classes)), []
+    colours = class_colours(counts, len(scenes.classes))
     for row, (index, label) in enumerate(zip(indices, labels, strict=True)):
         image, entry = scene_picture(scenes, index), scenes.instances.entries[index]
         count = max(1, len(label.boxes))
         objects = [label, *(detected_objects(stored, row, index, count) for stored in results.values())]
         scale = image.width / entry["width"], image.height / entry["height"]
         rows.append([image, *(with_objects(image, in_column, scale, colours) for in_column in objects)])
-    return results, rows, counts, colours
+    return results, rows, [[""] * len(row) for row in rows], counts, colours
 
 
 def scene_picture(scenes: SceneSet, index: int) -> Image.Image:

@@ -10,10 +10,10 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,16 +26,17 @@ from bench.names import with_names
 from bench.reports.kinds import KINDS
 from bench.reports.pictures import Format, Panel, Spot, encoded
 from bench.settings import changed, read_changes
-from checkpoints.backbone import Backbone
+from checkpoints.backbone import Backbone, Features
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from engine.errors import UserError, option
 from engine.files import write_atomic
 from engine.printing import did_you_mean
+from engine.progress import with_progress
 from engine.seeding import AUGMENT, seeded
 from imagesets.decoding import UnreadableImage, decode_rgb, read_bytes
 from imagesets.selection import evenly_spaced
-from imagesets.sets import ImageSet, open_set, parse_url, splits_of
+from imagesets.sets import SPLITS, ImageSet, open_set, parse_url, splits_of
 from imagesets.transforms import FILTERS, image_to_tensor, resized_size, window_start
 from pretrain.method import Method
 
@@ -106,6 +107,7 @@ class PictureRequest:
     square: bool = False  # crop each image to the square in its middle
     seed: int = 0
     device: str = "cpu"
+    precision: Literal["float32", "bfloat16"] = "float32"  # of the networks
 
     def __post_init__(self) -> None:
         with_names(self.references, self.names)  # raises an error for a wrong number of names
@@ -127,6 +129,14 @@ class PictureRequest:
     def images(self) -> tuple[NamedImage, ...]:
         """All images, in the order of the sources. ValueError for an image that cannot be read."""
         return tuple(image for source in self.sources for image in self._images_of(source))
+
+    def gallery(self, count: int) -> tuple[NamedImage, ...]:
+        """At most `count` training images of each source, if all are URLs with a validation split, whose images are
+        `images`; none otherwise."""
+        urls = all(":" in source and not os.path.exists(source) for source in self.sources)
+        if not urls or self.split == "train" or any({*splits_of(url)} != {*SPLITS} for url in self.sources):
+            return ()
+        return replace(self, split="train", limit=count).images
 
     def _images_of(self, source: str) -> Iterator[NamedImage]:
         if os.path.isfile(source):
@@ -174,11 +184,23 @@ class Viewer:
     request: PictureRequest
 
     @cached_property
+    def loaded(self) -> ViTExport:
+        """The checkpoint as dense tasks evaluate it. ValueError, naming the option, if it cannot be loaded."""
+        with self.errors_of_checkpoint():
+            return load_export(self.reference)[1]
+
+    @cached_property
     def export(self) -> ViTExport:
-        """The loaded checkpoint. ValueError, naming the option, if it cannot be loaded."""
+        """The checkpoint at the size of its published evaluation. ValueError, naming the option, likewise."""
+        with self.errors_of_checkpoint():
+            return self.loaded.evaluated_at(self.loaded.evaluation_size)
+
+    @contextmanager
+    def errors_of_checkpoint(self) -> Iterator[None]:
         try:
-            export = load_export(self.reference)[1]
-            return export.evaluated_at(export.evaluation_size)
+            yield
+        except UserError:
+            raise
         except (ValueError, OSError) as error:
             text = str(error).removeprefix(self.reference).removeprefix(":").strip()
             raise UserError("checkpoint", text, self.reference) from error
@@ -192,7 +214,7 @@ class Viewer:
 
     @cached_property
     def backbone(self) -> Backbone:
-        return Backbone(self.export, self.request.device)
+        return Backbone(self.export, self.request.device, self.request.precision)
 
     @property
     def spec(self) -> ViTSpec:
@@ -212,12 +234,26 @@ class Viewer:
         """Rows and columns of the patches of an image (1, 3, H, W)."""
         return tensor.shape[-2] // self.spec.patch_size, tensor.shape[-1] // self.spec.patch_size
 
+    def images(self, images: Sequence[NamedImage] | None = None) -> Iterator[NamedImage]:
+        """The images of the request, or others, with a line of progress while the network sees them."""
+        return with_progress(self.request.images if images is None else images, self.name, "images")
+
     @torch.inference_mode()
+    def features(self, image: Image.Image, layer: int, norm: bool) -> Features:
+        """The features of an image after a block. norm: apply the final norm to them."""
+        with errors_naming(self.name):
+            return self.backbone.views(self.tensor(image), [(layer, norm)])[layer, norm]
+
     def patches(self, image: Image.Image, layer: int, norm: bool = True) -> np.ndarray:
         """The image's patch tokens after a block, (h, w, D) float32. norm: apply the final norm to them."""
-        with errors_naming(self.name):
-            features = self.backbone.views(self.tensor(image), [(layer, norm)])
-        return features[layer, norm].patches[0].cpu().numpy()
+        return self.features(image, layer, norm).patches[0].cpu().numpy()
+
+    def class_token(self, image: Image.Image, layer: int) -> np.ndarray:
+        """The image's class token after a block and the final norm, (1, 1, D) float32. ValueError if it has none."""
+        token = self.features(image, layer, True).cls
+        if token is None:
+            raise ValueError(f"{self.name}: it has no class token; compare patches")
+        return token.cpu().numpy()[None]
 
 
 def read_image(path: str) -> Image.Image:

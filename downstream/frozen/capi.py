@@ -24,11 +24,13 @@ from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
 from downstream.frozen.patches import (
     ROWS_READ,
+    Evaluated,
     PatchFile,
     SquareTask,
     most_frequent,
     nearest_patches,
     read_labelled_image,
+    unpatchify_labels,
 )
 from downstream.frozen.task import UsableScenes, class_areas, normalised_tensor, round_up_to_patch
 from downstream.metrics.scores import scores
@@ -145,7 +147,7 @@ class CapiTask(SquareTask):
             "forward passes": images["train"] + images["val"],
         }
 
-    def evaluate(self, memory: PatchFile, queries: PatchFile, space: Workspace) -> tuple[np.ndarray, Mapping[str, Any]]:
+    def evaluate(self, memory: PatchFile, queries: PatchFile, space: Workspace) -> Evaluated:
         images = len(memory) // memory.per_image
         count = int(self.holdout * images)
         if not count:
@@ -167,7 +169,14 @@ class CapiTask(SquareTask):
         labelled = patch_rows(file=memory, rows=np.flatnonzero(is_labelled))
         evaluated = patch_rows(file=queries, rows=np.arange(len(queries)))
         ((_, labels),) = self.predict([best], labelled, evaluated, space)
-        return patch_areas(labels, evaluated), {"patches": len(labelled.rows), **best, "tried": tried}
+
+        def predict(position: int) -> np.ndarray:
+            rows, grid = queries.rows_of_images(np.array([position])), round(queries.per_image**0.5)
+            of_pixels = np.broadcast_to(labels[rows], (queries.per_image, queries.pixels.shape[1]))
+            return unpatchify_labels(of_pixels, (grid, grid))
+
+        facts = {"patches": len(labelled.rows), **best, "tried": tried}
+        return Evaluated(patch_areas(labels, evaluated), facts, predict)
 
 
 def prepare_search(memory: PatchRows, queries: PatchRows, distance: Distance) -> Prepare:

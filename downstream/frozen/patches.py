@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +37,8 @@ from downstream.frozen.task import (
     resampled_metrics,
     round_up_to_patch,
 )
-from downstream.metrics.scores import weighted_scores
+from downstream.metrics.previews import preview_arrays, preview_indices, ranked_masks, thumbnail
+from downstream.metrics.scores import scene_mious, weighted_scores, worst_and_median
 from engine.files import locked, reserve
 from engine.machine import run_on_core_threads
 from engine.neighbours import Prepare, search, search_bytes
@@ -241,6 +242,14 @@ def read_labelled_image(scenes: SceneSet, index: int) -> tuple[Image.Image, np.n
     return image, scene_mask(scenes, index, image.size[::-1]) + np.uint8(label_numbering(scenes)[0])
 
 
+class Evaluated(NamedTuple):
+    """Areas (n, K', 3) of n images, facts, and position of an image -> its predicted labels (S, S), as in files."""
+
+    areas: np.ndarray
+    facts: Mapping[str, Any]
+    predict: Callable[[int], np.ndarray]
+
+
 class SquareTask(FrozenTask):
     """Base of tasks that predict labels of patches of square images from labelled patches of the training images."""
 
@@ -254,8 +263,8 @@ class SquareTask(FrozenTask):
         """An evaluated image, normalised (3, S, S), and its labels (S, S), numbered as in files."""
         raise NotImplementedError
 
-    def evaluate(self, memory: PatchFile, queries: PatchFile, space: Workspace) -> tuple[np.ndarray, Mapping[str, Any]]:
-        """Areas (n, K', 3) of the validation images, whose patches are `queries`, and facts."""
+    def evaluate(self, memory: PatchFile, queries: PatchFile, space: Workspace) -> Evaluated:
+        """The evaluation of the validation images, whose patches are `queries`."""
         raise NotImplementedError
 
     def weighted_metrics(self, areas: np.ndarray, weights: np.ndarray) -> Mapping[str, np.ndarray]:
@@ -303,12 +312,23 @@ class SquareTask(FrozenTask):
         train, val = self.load_scenes(export, space)
         check_classes(space, train, val)
         memory, queries = self.extract_memory(export, train, space), self.extract_split(export, val, space)
-        usable_areas, facts = self.evaluate(memory, queries, space)
+        usable_areas, facts, predict = self.evaluate(memory, queries, space)
         areas = np.zeros((len(val.scenes), *usable_areas.shape[1:]), np.int64)
         areas[val.indices] = usable_areas
+
+        def small_mask(index: int) -> np.ndarray:
+            """The classes of a scene in its square, as a thumbnail; the ignored class if it was skipped."""
+            position = int(np.searchsorted(val.indices, index))
+            if val.indices[position : position + 1] != [index]:
+                return np.full((1, 1), IGNORED, np.uint8)
+            return thumbnail(torch.from_numpy(predict(position) - np.uint8(label_numbering(val.scenes)[0])))
+
+        shown, ranked = preview_indices(len(areas)), worst_and_median(scene_mious(areas))
+        previews = preview_arrays(shown, [small_mask(index) for index in shown.tolist()])
+        previews |= ranked_masks(ranked, [small_mask(index) for index in ranked])
         return Outcome(
             metrics=resampled_metrics(partial(self.weighted_metrics, areas), len(areas)),
-            arrays={"areas": areas},
+            arrays={"areas": areas, **previews},
             facts={"train": train.facts, "val": val.facts, "patches": len(memory), **facts},
             cost={"forwards": memory.forwards + queries.forwards},
         )

@@ -1,7 +1,8 @@
 """Small predictions for a few validation images, stored in results so that `bench report` can show them.
 
 The arrays of a result for S images: "shown_of" (S,), indices of the images; "shown_masks" (S, SIDE, SIDE) uint8, small
-masks in the upper left corner; "shown_sizes" (S, 2), height and width of these masks.
+masks in the upper left corner; "shown_sizes" (S, 2), height and width of these masks. Segmentation of frozen patches
+stores the same of the images with the lowest and with the median mIoU, as "ranked_of", "ranked_masks", "ranked_sizes".
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,23 @@ def preview_indices(images: int) -> np.ndarray:
 def preview_masks(masks: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """The arrays of the previews, from the thumbnails of all images."""
     indices = preview_indices(len(masks))
-    return _arrays(indices, [masks[index] for index in indices])
+    return preview_arrays(indices, [masks[index] for index in indices])
+
+
+def ranked_masks(indices: Sequence[int], masks: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of the scenes of `worst_and_median`, from their thumbnails."""
+    return preview_arrays(np.array(indices, np.int64), masks, "ranked")
+
+
+def stored_masks(arrays: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
+    """Index of a scene -> its small mask (h, w) uint8, of a result's arrays: the ranked scenes before the others."""
+    masks: dict[int, np.ndarray] = {}
+    for kind in ("ranked", "shown"):
+        for index, mask, (height, width) in zip(
+            *(arrays.get(f"{kind}_{part}", np.empty((0, 2), int)) for part in ("of", "masks", "sizes")), strict=True
+        ):
+            masks.setdefault(int(index), mask[:height, :width])
+    return masks
 
 
 def preview_detections(listing: Instances, detections: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
@@ -53,7 +70,7 @@ def preview_detections(listing: Instances, detections: Sequence[Mapping[str, Any
         entry, detected = listing.entries[index], detections[index]
         best = np.argsort(-detected["scores"], kind="stable")[: max(1, len(listing.objects[index]))]
         masks.append(number_outlines([detected["masks"][k] for k in best], entry["height"], entry["width"]))
-    return _arrays(indices, masks)
+    return preview_arrays(indices, masks)
 
 
 def number_outlines(outlines: Sequence[Any], height: int, width: int) -> np.ndarray:
@@ -73,8 +90,10 @@ def number_outlines(outlines: Sequence[Any], height: int, width: int) -> np.ndar
     return thumbnail(torch.from_numpy(numbers))
 
 
-def _arrays(indices: np.ndarray, masks: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+def preview_arrays(indices: np.ndarray, masks: Sequence[np.ndarray], kind: str = "shown") -> dict[str, np.ndarray]:
+    """The arrays of some scenes, from their thumbnails. kind: "shown", or "ranked" by their scores."""
     padded = np.zeros((len(masks), SIDE, SIDE), np.uint8)
     for canvas, mask in zip(padded, masks, strict=True):
         canvas[: mask.shape[0], : mask.shape[1]] = mask
-    return {"shown_of": indices, "shown_masks": padded, "shown_sizes": np.array([mask.shape for mask in masks])}
+    sizes = np.array([mask.shape for mask in masks], np.int64).reshape(-1, 2)
+    return {f"{kind}_of": indices, f"{kind}_masks": padded, f"{kind}_sizes": sizes}

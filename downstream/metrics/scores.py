@@ -28,6 +28,21 @@ def scores(areas: np.ndarray) -> dict[str, float]:
     return {name: float(values[0]) for name, values in scores_of_totals(areas.sum(0, dtype=np.int64)[None]).items()}
 
 
+def scene_mious(areas: np.ndarray) -> np.ndarray:
+    """mIoU of each scene (N,) in percent, from areas (N, K, 3); NaN for a scene without a labelled pixel."""
+    right, predicted, labelled = (areas[..., column] for column in (RIGHT, PREDICTED, LABELLED))
+    union = predicted + labelled - right
+    iou = np.divide(right, union, out=np.zeros(union.shape), where=union > 0)
+    mious = 100 * iou.sum(1) / np.maximum((union > 0).sum(1), 1)
+    return np.where(labelled.any(1), mious, np.nan)
+
+
+def worst_and_median(scores: np.ndarray) -> list[int]:
+    """Index of the lowest of scores (N,), and of the lower median; fewer if fewer are not NaN."""
+    order, known = np.argsort(scores, kind="stable"), np.count_nonzero(~np.isnan(scores))
+    return list(dict.fromkeys(order[[0, (known - 1) // 2]].tolist())) if known else []
+
+
 def constant_scores(areas: np.ndarray) -> tuple[int, dict[str, float]]:
     """The most frequent class of the labelled pixels, and the scores of predicting it for every pixel.
 

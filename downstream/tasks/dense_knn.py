@@ -22,6 +22,7 @@ from torchvision.transforms import functional as vision
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.frozen.capi import CapiKnn
 from downstream.frozen.patches import (
+    Evaluated,
     PatchFile,
     SquareTask,
     extract_patches,
@@ -210,21 +211,25 @@ class Hummingbird(SquareTask):
         read = partial(self.read_view, round_up_to_patch(self.side, spec), seed, views)
         return extract_patches(export, views, name, read, space, count, select_rare if self.memory else None)
 
-    def evaluate(self, memory: PatchFile, queries: PatchFile, space: Workspace) -> tuple[np.ndarray, Mapping[str, Any]]:
+    def evaluate(self, memory: PatchFile, queries: PatchFile, space: Workspace) -> Evaluated:
         similarities, neighbours = nearest_patches(memory.features, queries.features, self.k, space, unit_rows)
         images, grid = len(queries) // queries.per_image, round(queries.per_image**0.5)
         classes, ignored = queries.classes, queries.ignored
 
-        def confusion_of_image(position: int) -> np.ndarray:
-            """Pixels (K, K) of a validation image by label and predicted class."""
+        def predict(position: int) -> np.ndarray:
+            """Predicted classes (S, S) of a validation image, before they are matched."""
             rows = slice(position * queries.per_image, (position + 1) * queries.per_image)
             pixels = memory.pixels[neighbours[rows]]
             pixels = np.where(pixels == ignored, 0, pixels)  # unlabelled pixels are class 0 in a memory
             shares = attend_labels(similarities[rows], pixels, classes, self.beta)
+            side = grid * round(queries.pixels.shape[1] ** 0.5)
+            return upsample_labels(torch.from_numpy(shares).view(grid, grid, classes), (side, side))
+
+        def confusion_of_image(position: int) -> np.ndarray:
+            """Pixels (K, K) of a validation image by label and predicted class."""
+            rows = slice(position * queries.per_image, (position + 1) * queries.per_image)
             labels = unpatchify_labels(queries.pixels[rows], (grid, grid))
-            maps = torch.from_numpy(shares).view(grid, grid, classes)
-            predicted = upsample_labels(maps, (labels.shape[0], labels.shape[1]))
-            return confusion_matrix(predicted, labels, classes, [ignored]).astype(np.int32)
+            return confusion_matrix(predict(position), labels, classes, [ignored]).astype(np.int32)
 
         by_image = map_across_processes(np.arange(images), confusion_of_image, space, "labelling patches")
         counts = np.stack([*by_image.values()])  # (n, K, K)
@@ -232,7 +237,8 @@ class Hummingbird(SquareTask):
         class_range, predicted_as = np.arange(classes), np.argsort(mapping)  # the predicted class that stands for each
         correct, predicted = counts[:, class_range, predicted_as], counts.sum(1)[:, predicted_as]
         areas = np.stack([correct, predicted, counts.sum(2)], axis=2)
-        return areas, {"classes": classes, "matched": np.flatnonzero(mapping != class_range).tolist()}
+        facts = {"classes": classes, "matched": np.flatnonzero(mapping != class_range).tolist()}
+        return Evaluated(areas, facts, lambda position: mapping[predict(position)].astype(np.uint8))
 
     def weighted_metrics(self, areas: np.ndarray, weights: np.ndarray) -> Mapping[str, np.ndarray]:
         """As SquareTask's, but a class that occurs neither in labels nor in predictions counts as 0."""

@@ -42,8 +42,8 @@ from downstream.frozen.task import (
     resize_nearest,
     round_up_to_patch,
 )
-from downstream.metrics.previews import preview_indices, preview_masks, thumbnail
-from downstream.metrics.scores import constant_scores, scores, weighted_scores
+from downstream.metrics.previews import preview_indices, preview_masks, ranked_masks, thumbnail
+from downstream.metrics.scores import constant_scores, scene_mious, scores, weighted_scores, worst_and_median
 from engine.errors import option
 from engine.seeding import stream_seeds
 from engine.settings import (
@@ -359,8 +359,13 @@ class SegmentationLinear(HeadTask):
         previews = [np.full((1, 1), IGNORED, np.uint8) for _ in areas]
         for index, (areas_of_heads, previews_of_heads) in results.items():
             areas[index] = areas_of_heads[best]
-            if previews_of_heads:
+            if index in preview_indices(len(areas)):
                 previews[index] = previews_of_heads[best]
+        ranked = worst_and_median(scene_mious(areas))
+        if chosen_on_val:  # of the other heads' masks only those of the evenly spaced scenes were kept
+            positions = np.flatnonzero(np.isin(val.indices, ranked))
+            results, best = self.evaluate(backbone, [chosen], val.subset(positions), space), 0
+        masks = ranked_masks(ranked, [results[index][1][best] for index in ranked])
         constant, floor = constant_scores(areas)
         facts = {
             "train": train.facts,
@@ -379,7 +384,7 @@ class SegmentationLinear(HeadTask):
         metrics = resampled_metrics(partial(weighted_scores, [areas]), len(areas))
         return Outcome(
             metrics={name: replace(metric, chosen_on_val=chosen_on_val) for name, metric in metrics.items()},
-            arrays={"areas": areas, **preview_masks(previews)},
+            arrays={"areas": areas, **preview_masks(previews), **masks},
             facts=facts,
             head=Head(tensors=chosen.state, classes=val.scenes.classes) if space.keep_heads else None,
         )
@@ -391,10 +396,10 @@ class SegmentationLinear(HeadTask):
     def evaluate_scene(
         self, backbone: Backbone, heads: Sequence[nn.Module], scenes: SceneSet, index: int
     ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Areas (heads, K, 3), and a preview of each head's mask if the scene is one that gets previews."""
+        """Areas (heads, K, 3), and a preview of each head's mask if the scene gets one; of a single head, always."""
         labels, predictions = self.predict(backbone, heads, scenes, index)
         areas = [class_areas(prediction.numpy(), labels, len(scenes.classes)) for prediction in predictions]
-        has_preview = index in preview_indices(len(scenes))
+        has_preview = len(heads) == 1 or index in preview_indices(len(scenes))
         return np.stack(areas), [thumbnail(prediction) for prediction in predictions] if has_preview else []
 
     def predict(

@@ -14,18 +14,22 @@ from bench.reports.kinds.attention import Attention
 from bench.reports.kinds.class_attention import ClassAttention
 from bench.reports.kinds.norms import Norms
 from bench.reports.kinds.pca import Pca, at_border, in_lab, is_foreground, principal_components
+from bench.reports.kinds.predictions import PROTOCOLS as PREDICTIONS
 from bench.reports.kinds.retrieval import Retrieval
 from bench.reports.pictures import Box, Panel, PanelRow, Picture, encoded
 from bench.reports.visualize import PictureRequest, Viewer, chosen_kind, points_at
+from bench.results.store import read_results
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from downstream.data.scenes import open_scenes, scene_depth
+from downstream.metrics.scores import scene_mious, scores_of_totals
 from downstream.tasks import correspondence
 from downstream.tasks.depth_linear import PROTOCOLS as DEPTH
 from engine.tasks import Workspace
 from imagesets.selection import evenly_spaced
+from imagesets.sets import open_set
 
 TINY = ViTSpec(
     architecture="vit_tiny_patch16_224", image_size=32, patch_size=8, width=24, depth=2, heads=3, mlp_hidden=48
@@ -184,10 +188,11 @@ class TestNorms:
         cutoff = float(first + second) / 2
         (((panel,),), _) = Norms(cutoff=cutoff).blocks(viewer, request)
         assert panel.values == pytest.approx(expected.numpy(), rel=1e-5)
-        assert panel.caption == f"6.2% above {cutoff:.3g}, up to {first:.3g}"
+        assert panel.caption == f"{panel.values.min():.3g} to {first:.3g}, 6.2% above {cutoff:.3g}"
+        assert panel.low is None  # the darkest colour is the lowest norm
         (((panel,),), _) = Norms().blocks(viewer, request)
         maps = [np.linalg.norm(viewer.patches(image.image, -1, False), axis=-1) for image in request.images]
-        assert f" above {5 * np.median(maps):.3g}, " in panel.caption
+        assert panel.caption.endswith(f" above {5 * np.median(maps):.3g}")
 
 
 class TestRetrieval:
@@ -197,13 +202,32 @@ class TestRetrieval:
             generator.normal(size=(rows, columns, 5)).astype(np.float32) for rows, columns in ((2, 3), (4, 2), (3, 3))
         ]
         unit = [tokens.reshape(-1, 5) / np.linalg.norm(tokens.reshape(-1, 5), axis=1)[:, None] for tokens in maps]
-        nearest = Retrieval(neighbours=4).nearest(maps, 1, [3, 6])
-        for patch, row in zip((3, 6), nearest, strict=True):
-            cosines = {(n, k): unit[n][k] @ unit[1][patch] for n in (0, 2) for k in range(len(unit[n]))}
-            expected = sorted(cosines, key=cosines.__getitem__, reverse=True)[:4]
-            assert [(neighbour.image, neighbour.patch) for neighbour in row] == expected
-            similarities = [neighbour.similarity for neighbour in row]
-            assert np.allclose(similarities, [cosines[pair] for pair in expected], atol=1e-6)
+        queries = generator.normal(size=(2, 5)).astype(np.float32)
+        for query, row in zip(queries, Retrieval(neighbours=2).nearest(queries, maps), strict=True):
+            best = {n: (tokens @ query / np.linalg.norm(query)).max() for n, tokens in enumerate(unit)}
+            expected = sorted(best, key=best.__getitem__, reverse=True)[:2]
+            assert [neighbour.image for neighbour in row] == expected, "one neighbour of an image"
+            assert np.allclose([neighbour.similarity for neighbour in row], [best[n] for n in expected], atol=1e-6)
+            assert all(unit[n.image][n.patch] @ query > 0.999 * best[n.image] * np.linalg.norm(query) for n in row)
+
+    @pytest.mark.parametrize("tokens", ["patches", "class"])
+    def test_queries_are_validation_images_and_neighbours_training_images(self, tokens, tiny):
+        """A single query suffices, and its own copy among the neighbours would be an image of the other split."""
+        request = request_of(tiny, "tiny:", limit=1)
+        kind = Retrieval(tokens=tokens, gallery=6, neighbours=3)
+        (((query, *neighbours),),) = kind.blocks(viewer_of(request), request, request.gallery(kind.gallery))
+        train = open_set("tiny:", "train")
+        images = [np.asarray(image.image) for image in request.gallery(6)]
+        expected = [np.asarray(train.limited(6).image(number)) for number in range(6)]
+        assert all((first == second).all() for first, second in zip(images, expected, strict=True))
+        assert len(neighbours) == 3 and query.caption.startswith("query")
+        if tokens == "class":
+            viewer = viewer_of(request)
+            token = viewer.class_token(request.images[0].image, -1)
+            cosines = [token.ravel() @ viewer.class_token(image.image, -1).ravel() for image in request.gallery(6)]
+            norms = [np.linalg.norm(viewer.class_token(image.image, -1)) for image in request.gallery(6)]
+            best = int(np.argmax(np.array(cosines) / norms))
+            assert (neighbours[0].values == images[best]).all()
 
     def test_a_patch_finds_its_copy_and_is_shown_with_its_context(self, tiny, tmp_path):
         """With pixels as features, so that no position or other patch has an influence."""
@@ -216,13 +240,13 @@ class TestRetrieval:
         viewer, kind = viewer_of(request), Retrieval(at=(0.6, 0.3), context=1)
         rows = [np.asarray(image.image).reshape(4, 8, 4, 8, 3).swapaxes(1, 2) for image in request.images]
         maps = [row.reshape(4, 4, -1) - 127.0 for row in rows]
-        ((near, *_),) = kind.nearest(maps, 0, [1 * 4 + 2])
-        assert near.image == 1 and near.patch == 3 * 4 and near.similarity == pytest.approx(1)
+        ((near, *_),) = kind.nearest(maps[0][1, 2][None], maps[1:])
+        assert near.image == 0 and near.patch == 3 * 4 and near.similarity == pytest.approx(1)
         panel = kind.panel(request.images[1], (4, 4), near.patch, points_at(kind.at)[0])
         assert np.array_equal(panel.values, copied[8:, :24])
         assert panel.boxes == (Box(left=0, right=1 / 3, top=2 / 3, bottom=1),)
         captions = [panel.caption[:6] for panel in kind.blocks(viewer, request)[0][0]]
-        assert captions == ["query ", *["cosine"] * 5]
+        assert captions == ["query ", "cosine"]
 
 
 class TestCommand:
@@ -323,6 +347,40 @@ def test_predictions_are_drawn_beside_the_labels(protocol, url, caption, tiny, t
         assert (len(predicted.boxes), len(truth.boxes) > 1) == ((1, True) if url == "tiny-trainval:" else (0, False))
         assert url != "tiny-davis:" or (truth.values != image.values).any(2).mean() == pytest.approx(2 / 13.5, abs=0.03)
     assert encoded(picture, "png")
+
+
+@pytest.mark.parametrize("protocol", ["segmentation_linear@smoke", "segmentation_linear@capi_smoke", "dense_knn@smoke"])
+def test_masks_are_drawn_of_the_worst_and_the_median_image_first(protocol, tiny, bench, tmp_path, monkeypatch):
+    """Those of a stored result, without computing anything; without one the task runs, with the same masks."""
+    task, out = PREDICTIONS[protocol].task, tmp_path / "results"
+    words = ("--checkpoint", tiny, "--suite", protocol, "--data", "d=tiny-ade20k:", "--limit", "8", "--out", out)
+    assert bench("run", *words)[0] == 0
+    arrays = read_results(out)[0][0].arrays
+    mious = scene_mious(arrays["areas"])
+    worst, median = arrays["ranked_of"].tolist()
+    assert mious[worst] == mious.min() and (mious < mious[median]).sum() <= 3
+    totals = scores_of_totals(arrays["areas"])["mIoU"]
+    assert mious == pytest.approx(totals)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(task), "run", None)
+        kind = chosen_kind("predictions", [f"protocol={protocol}", f"results={out}"])
+        (picture,) = kind.pictures(request_of(tiny, "tiny-ade20k:", limit=3))
+    assert [row.panels[0].title for row in picture.rows] == ["worst for tiny", "median for tiny", ""]
+    captions = [row.panels[2].caption for row in picture.rows]
+    assert captions[:2] == [f"worst: mIoU {mious[worst]:.1f}", f"median: mIoU {mious[median]:.1f}"]
+    assert len(picture.legend) > 1 and encoded(picture, "png")
+    outcome = task.run(load(tiny), Workspace(cache=tmp_path / "cache", data="tiny-ade20k:", limit=8))
+    assert all((outcome.arrays[name] == arrays[name]).all() for name in arrays if name.startswith(("shown", "ranked")))
+
+
+def test_what_cannot_be_drawn_is_said_before_anything_is_computed(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(Viewer, "loaded", None)
+    for protocol in ("upernet@ibot", "maskrcnn@mae", "knn@dino"):
+        with pytest.raises(ValueError, match=f"protocol={protocol}: not drawable here: .*segmentation_linear@dinov3"):
+            chosen_kind("predictions", [f"protocol={protocol}"])
+    kind = chosen_kind("predictions", ["protocol=dense_knn@smoke"])
+    with pytest.raises(ValueError, match=r"this task needs ade20k:ROOT.*depth_linear@smoke"):
+        next(kind.pictures(request_of(tiny, "tiny-nyu:")))
 
 
 def test_keypoints_predicted_in_the_padding_are_counted_but_not_drawn(tiny, tmp_path, monkeypatch):

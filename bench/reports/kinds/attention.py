@@ -37,7 +37,7 @@ class Attention(Validated):
         yield arranged(
             "attention",
             [image_panel(image.image, title="queries", points=points) for image in request.images],
-            [(viewer.name, [self.block(viewer, image) for image in request.images]) for viewer in request.viewers()],
+            [(viewer.name, [self.block(viewer, image) for image in viewer.images()]) for viewer in request.viewers()],
             note=visualize.attention_note("the numbered patches", self.layer, self.heads),
         )
 

@@ -32,7 +32,7 @@ class ClassAttention(Validated):
         yield arranged(
             "class-attention",
             [image_panel(image.image) for image in request.images],
-            [(viewer.name, [self.block(viewer, image) for image in request.images]) for viewer in request.viewers()],
+            [(viewer.name, [self.block(viewer, image) for image in viewer.images()]) for viewer in request.viewers()],
             note=visualize.attention_note("the class token", self.layer, self.heads),
         )
 

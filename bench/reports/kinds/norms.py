@@ -28,16 +28,17 @@ class Norms(Validated):
             "norms",
             [image_panel(image.image) for image in request.images],
             [(viewer.name, self.blocks(viewer, request)) for viewer in request.viewers()],
-            note=f"Norms of the patch tokens of {block_text(self.layer)} before the final norm, drawn from 0, dark, to "
-            f"the highest, yellow; below, the share above {'the cutoff' if self.cutoff else f'{OUTLYING:g} medians'}.",
+            note=f"Norms of the patch tokens of {block_text(self.layer)} before the final norm. Each map goes from its "
+            f"lowest, dark, to its highest, yellow; below, this range, and the share above "
+            f"{'the cutoff' if self.cutoff else f'{OUTLYING:g} medians'}.",
         )
 
     def blocks(self, viewer: Viewer, request: PictureRequest) -> list[Block]:
         """A map of norms for each image."""
-        maps = [np.linalg.norm(viewer.patches(image.image, self.layer, False), axis=-1) for image in request.images]
+        maps = [np.linalg.norm(viewer.patches(image.image, self.layer, False), axis=-1) for image in viewer.images()]
         cutoff = self.cutoff or OUTLYING * float(np.median(np.concatenate([norms.ravel() for norms in maps])))
         blocks: list[Block] = []
         for image, norms in zip(request.images, maps, strict=True):
-            caption = f"{(norms > cutoff).mean():.1%} above {cutoff:.3g}, up to {norms.max():.3g}"
-            blocks.append([[Panel(values=norms, size=image.size, low=0.0, caption=caption)]])
+            caption = f"{norms.min():.3g} to {norms.max():.3g}, {(norms > cutoff).mean():.1%} above {cutoff:.3g}"
+            blocks.append([[Panel(values=norms, size=image.size, caption=caption)]])
         return blocks

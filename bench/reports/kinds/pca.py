@@ -125,7 +125,7 @@ class Pca(Validated):
 
     def blocks(self, viewer: Viewer, request: PictureRequest) -> list[Block]:
         """A panel for each image."""
-        maps = [viewer.patches(image.image, self.layer) for image in request.images]
+        maps = [viewer.patches(image.image, self.layer) for image in viewer.images()]
         coloured, shares = self.coloured(maps)
         captions = [""] * (len(coloured) - 1) + [", ".join(f"{share:.0%}" for share in shares)]
         return [

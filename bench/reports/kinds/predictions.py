@@ -1,39 +1,54 @@
-"""Predictions of tasks on frozen patches next to the ground truth: depth, masks of a video, keypoints of a pair, boxes.
+"""Predictions of tasks on frozen patches next to the ground truth: classes, depth, videos, keypoints, boxes.
 
-Depth is predicted by the linear head that `bench run` trained; if the cache has none for this checkpoint, protocol and
-data, it is trained first. In shapes, H x W are pixels.
+Segmentation masks are those that the result of `bench run` stores; without a result for this checkpoint, protocol and
+data the task runs first. Depth is predicted by the linear head that `bench run` trained; if the cache has none, it is
+trained first. In shapes, H x W are pixels.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from bench.reports.pictures import COLOUR_MAP, Box, Panel, Picture, Spot, arranged
+from bench.reports.pictures import COLOUR_MAP, Block, Box, Panel, Picture, Spot, arranged
+from bench.reports.scenes import legend_of, mask_counts, measured_images, scene_captions
 from bench.reports.visualize import GREY, MAX_PANEL, PictureRequest, errors_naming, image_panel
+from bench.results.store import StoredResult, read_results
+from bench.run.suites import catalogue
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport
 from downstream.data.overlays import class_colours, tinted
-from downstream.data.scenes import SceneSet, open_scenes, scene_depth, scene_image, scene_pair, serves
+from downstream.data.scenes import SceneSet, open_scenes, scene_depth, scene_image, scene_mask, scene_pair, serves
+from downstream.frozen.patches import SquareTask
 from downstream.frozen.task import FrozenTask, backbone_of
-from downstream.tasks import correspondence, depth_linear, discovery, video_propagation
+from downstream.metrics.previews import stored_masks
+from downstream.metrics.scores import worst_and_median
+from downstream.tasks import (
+    correspondence,
+    dense_knn,
+    depth_linear,
+    discovery,
+    segmentation_linear,
+    video_propagation,
+)
 from downstream.tasks.discovery import box_ious
 from engine.errors import UserError
-from engine.printing import did_you_mean
+from engine.printing import did_you_mean, say
+from engine.progress import with_progress
 from engine.settings import Validated
-from engine.tasks import Split, Workspace
+from engine.tasks import Split, Workspace, with_reported
 from imagesets.selection import evenly_spaced
 
 PROTOCOLS = {
     name: protocol
-    for module in (depth_linear, video_propagation, correspondence, discovery)
-    for name, protocol in module.PROTOCOLS.items()
+    for module in (segmentation_linear, dense_knn, depth_linear, video_propagation, correspondence, discovery)
+    for name, protocol in with_reported(module.PROTOCOLS).items()
 }
 
 
@@ -41,20 +56,26 @@ PROTOCOLS = {
 class Predictions(Validated):
     """Settings of the picture."""
 
-    protocol: str = "depth_linear@dinov3"  # a protocol of depth, video, correspondence or discovery
-    results: str = "bench-results"  # folder of the `bench run --out` that trained the head of depth
-    precision: Literal["float32", "bfloat16"] = "float32"  # of that run
+    protocol: str = "depth_linear@dinov3"  # a protocol of segmentation, depth, video, correspondence or discovery
+    results: str = "bench-results"  # folder of the `bench run --out` with masks of segmentation, and heads of depth
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.protocol not in PROTOCOLS:
+        if self.protocol in PROTOCOLS:
+            return
+        known = catalogue().protocols
+        if self.protocol not in known:
             raise ValueError(
                 f"protocol={self.protocol}: there is no such protocol{did_you_mean(self.protocol, list(PROTOCOLS))}"
             )
+        why = "it predicts no pixels"
+        if layout := getattr(known[self.protocol].task, "LAYOUT", ""):
+            why = f"a network is trained for {layout}, and `bench report` shows what its result stores"
+        raise ValueError(f"protocol={self.protocol}: not drawable here: {why}; name one of {', '.join(PROTOCOLS)}")
 
     def pictures(self, request: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are validation images, videos or pairs; columns are the image, the ground truth, and the
-        prediction of each checkpoint."""
+        prediction of each checkpoint. The first rows are the worst and the median image, where these are known."""
         task = PROTOCOLS[self.protocol].task
         assert isinstance(task, FrozenTask)
         if len(request.sources) != 1:
@@ -63,7 +84,7 @@ class Predictions(Validated):
             cache=Path(self.results) / "cache",
             data=request.sources[0],
             device=request.device,
-            precision=self.precision,
+            precision=request.precision,
             seed=request.seed,
         )
         try:
@@ -73,20 +94,50 @@ class Predictions(Validated):
             others = f", or --set protocol={' or '.join(fitting)}" if fitting else ""
             raise ValueError(f"{error} for protocol={self.protocol}{others}") from error
         split: Split = "train" if request.split == "train" else "val"
-        scenes = space.images(split, partial(open_scenes, cache=space.cache))
-        drawer = DRAWERS[type(task)](task, scenes)
-        rows = drawer.rows()
-        chosen = [
-            rows[place] for place in evenly_spaced(len(rows), min(request.limit or len(rows), len(rows))).tolist()
-        ]
-        blocks = [("", [[[drawer.truth(row)]] for row in chosen])]
-        for viewer in request.viewers():
+        viewers = request.viewers()
+        for viewer in viewers:
             with errors_naming(viewer.name):
-                task.check_network(viewer.export.spec)
-                panels = drawer.predictions(viewer.export, space, chosen)
+                task.check_network(viewer.loaded.spec)
+        kind = next(DRAWERS[parent] for parent in type(task).__mro__ if parent in DRAWERS)
+        if kind is MaskDrawer and split == "train":
+            raise UserError("split", f"not drawable here: {self.protocol} predicts the validation images", split)
+        opener = partial(open_scenes, cache=space.cache)
+        results = self.results_on(space.images(split, opener), split, space)
+        limits = [used.result.limit for used in results if used.result.checkpoint.digest == viewers[0].loaded.digest]
+        space = replace(space, limit=limits[0] if limits else None)  # all networks on the same scenes
+        drawer = kind(task, space.images(split, opener))
+        same_scenes = [used for used in results if used.result.limit == space.limit]
+        newest = {used.result.checkpoint.digest: used for used in reversed(same_scenes)}
+        for viewer in viewers:
+            with errors_naming(viewer.name):
+                stored = newest.get(viewer.loaded.digest)
+                drawer.load(viewer.loaded, space, stored.arrays if stored else {})
+        ranked, candidates = drawer.ranked()[: request.limit], drawer.rows()
+        rest = [row for row in candidates if row not in ranked]
+        count = min((request.limit or len(candidates)) - len(ranked), len(rest))
+        rows = [*ranked, *(rest[number] for number in evenly_spaced(len(rest), count).tolist())]
+        blocks: list[tuple[str, Sequence[Block]]] = [("", [[[drawer.truth(row)]] for row in rows])]
+        for viewer in viewers:
+            with errors_naming(viewer.name):
+                panels = drawer.predictions(viewer.loaded, space, rows)
             blocks.append((viewer.name, [[[panel]] for panel in panels]))
-        images = [drawer.image(row) for row in chosen]
-        yield arranged(f"predictions-{task.KEY}", images, blocks, note=f"{drawer.note} Protocol {self.protocol}.")
+        images = [drawer.image(row) for row in rows]
+        for number, title in zip(range(len(ranked)), ("worst", "median"), strict=False):
+            images[number] = replace(images[number], title=f"{title} for {viewers[0].name}")
+        note = f"{drawer.note} Protocol {self.protocol}."
+        yield arranged(f"predictions-{task.KEY}", images, blocks, note, drawer.legend)
+
+    def results_on(self, scenes: SceneSet, split: Split, space: Workspace) -> list[StoredResult]:
+        """The results of `bench run` on these scenes or a limited number of them, the newest first."""
+        wanted = ("ok", self.protocol, False, space.precision, space.seed)
+        results = [
+            stored
+            for stored in read_results(Path(self.results))[0]
+            for used in [stored.result]
+            if (used.status, used.protocol.name, used.protocol.modified, used.precision, used.seed) == wanted
+            and measured_images(scenes, used, split) is not None
+        ]
+        return sorted(results, key=lambda stored: stored.result.date, reverse=True)
 
 
 class Drawer:
@@ -96,6 +147,18 @@ class Drawer:
 
     def __init__(self, task: Any, scenes: SceneSet) -> None:
         self.task, self.scenes = task, scenes
+
+    def load(self, export: FrozenExport, space: Workspace, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take what the next checkpoint has stored, empty without a result."""
+
+    def ranked(self) -> list[Any]:
+        """The rows of the worst and the median image of the first checkpoint, where they are known."""
+        return []
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """Classes and their colours."""
+        return []
 
     def rows(self) -> Sequence[Any]:
         """All rows that can be drawn."""
@@ -109,14 +172,65 @@ class Drawer:
         """The panel of the ground truth."""
         raise NotImplementedError
 
-    def predictions(self, export: FrozenExport, space: Workspace, rows: Sequence[Any]) -> list[Panel]:
-        """The panels of a network's predictions for some rows."""
+    def predictions(self, export: FrozenExport, space: Workspace, rows: Sequence[Any]) -> Sequence[Panel | None]:
+        """The panels of a network's predictions for some rows; None where it has none."""
         backbone = backbone_of(export, space)
-        return [self.prediction(backbone, row) for row in rows]
+        return [self.prediction(backbone, row) for row in with_progress(rows, f"drawing {self.task.KEY}", "rows")]
 
     def prediction(self, backbone: Backbone, row: Any) -> Panel:
         """The panel of a network's prediction for a row."""
         raise NotImplementedError
+
+
+class MaskDrawer(Drawer):
+    """Classes of images, in the small masks that results store."""
+
+    note = "Classes; below each mask the mIoU of the image."
+
+    def __init__(self, task: Any, scenes: SceneSet) -> None:
+        super().__init__(task, scenes)
+        self.arrays: list[Mapping[str, np.ndarray]] = []  # of each checkpoint
+        self.drawn = 0  # checkpoints that are drawn already
+
+    def load(self, export: FrozenExport, space: Workspace, arrays: Mapping[str, np.ndarray]) -> None:
+        if "ranked_of" not in arrays:
+            say(f"no result with masks of these scenes is in {space.cache.parent}: the task runs first")
+            arrays = self.task.run(export, space).arrays
+        self.arrays.append(arrays)
+
+    def ranked(self) -> list[int]:
+        return self.arrays[0]["ranked_of"].tolist()
+
+    def rows(self) -> list[int]:
+        return sorted(stored_masks(self.arrays[0]))
+
+    @cached_property
+    def truths(self) -> dict[int, np.ndarray]:
+        """Classes (H, W) of all scenes that may be drawn."""
+        return {row: scene_mask(self.scenes, row) for row in self.rows()}
+
+    @cached_property
+    def colours(self) -> np.ndarray:
+        return class_colours(mask_counts(self.truths.values()), len(self.scenes.classes))
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        return legend_of(self.scenes, mask_counts(self.truths.values()), self.colours)
+
+    def mask_panel(self, row: int, mask: np.ndarray, **text: str) -> Panel:
+        """The image with the colours of a mask of classes (h, w)."""
+        return image_panel(tinted(scene_image(self.scenes, row), mask, self.colours), **text)
+
+    def truth(self, row: int) -> Panel:
+        return self.mask_panel(row, self.truths[row], title="truth")
+
+    def predictions(self, export: FrozenExport, space: Workspace, rows: Sequence[int]) -> list[Panel | None]:
+        arrays, self.drawn = self.arrays[self.drawn], self.drawn + 1
+        masks, captions = stored_masks(arrays), scene_captions(arrays, rows)
+        return [
+            self.mask_panel(row, masks[row], title="predicted", caption=caption) if row in masks else None
+            for row, caption in zip(rows, captions, strict=True)
+        ]
 
 
 class DepthDrawer(Drawer):
@@ -127,6 +241,15 @@ class DepthDrawer(Drawer):
         "over the pixels that the evaluation counts."
     )
 
+    errors = np.empty((0, 1))  # of the first checkpoint's result, RMSE first (N, METRICS)
+
+    def load(self, export: FrozenExport, space: Workspace, arrays: Mapping[str, np.ndarray]) -> None:
+        if not len(self.errors):
+            self.errors = arrays.get("errors", self.errors)
+
+    def ranked(self) -> list[int]:
+        return worst_and_median(-self.errors[:, 0])
+
     def measured_depth(self, row: int) -> np.ndarray:
         """Measured depth in metres (H, W), 0 where it was not measured."""
         return scene_depth(self.scenes, row, scene_image(self.scenes, row).size[::-1])
@@ -135,7 +258,7 @@ class DepthDrawer(Drawer):
         depth = self.measured_depth(row)
         return depth_panel(depth, float(depth.max()), "measured")
 
-    def predictions(self, export: FrozenExport, space: Workspace, rows: Sequence[int]) -> list[Panel]:
+    def predictions(self, export: FrozenExport, space: Workspace, rows: Sequence[int]) -> Sequence[Panel | None]:
         state = self.task.train_heads(export, *self.task.load_scenes(export, space), space)[-1].state
         self.head = self.task.build_head(export.spec, 0).to(space.device).eval()
         self.head.load_state_dict(dict(state))
@@ -239,7 +362,9 @@ class BoxDrawer(Drawer):
         return self.box_panel(row, box[None], title="discovered", caption=f"IoU {overlap:.2f}")
 
 
-DRAWERS: dict[type[FrozenTask], type[Drawer]] = {
+DRAWERS: dict[type, type[Drawer]] = {
+    segmentation_linear.SegmentationLinear: MaskDrawer,
+    SquareTask: MaskDrawer,
     depth_linear.DepthLinear: DepthDrawer,
     video_propagation.VideoPropagation: VideoDrawer,
     correspondence.Correspondence: PairDrawer,

@@ -1,11 +1,12 @@
 """The patches of other images whose tokens have the highest cosine similarity to those of chosen patches.
 
-They show what the network considers similar: the same part of an object, texture, or position in the image.
+They show what the network considers similar: the same part of an object, texture, or position in the image. Queries are
+validation images and neighbours training images, where a set has both.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from bench.reports.visualize import (
     points_at,
 )
 from engine.errors import UserError, option
-from engine.neighbours import search, unit_rows
+from engine.neighbours import unit_rows
 from engine.settings import NonNegativeInt, PositiveInt, Validated
 
 
@@ -38,8 +39,10 @@ class Retrieval(Validated):
     """Settings of the picture."""
 
     layer: int = -1  # block, negative from the end
+    tokens: Literal["patches", "class"] = "patches"  # compare patches, or whole images by their class tokens
     at: tuple[float, ...] = (0.5, 0.5)  # the query patches of each image: x,y of each as shares of width and height
-    neighbours: PositiveInt = 5  # number of neighbours of each query
+    neighbours: PositiveInt = 5  # number of neighbours of each query, each in another image
+    gallery: PositiveInt = 100  # training images of a URL among which neighbours are looked for
     context: NonNegativeInt = 3  # patches that are shown around a neighbour, in each direction
 
     def __post_init__(self) -> None:
@@ -48,54 +51,73 @@ class Retrieval(Validated):
 
     def pictures(self, request: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are queries of each image, columns their neighbours according to each checkpoint."""
-        if len(request.images) < 2:
+        gallery = request.gallery(self.gallery)
+        if not gallery and len(request.images) < 2:
             raise UserError(
                 "images", f"neighbours come from other images: name two or more, or raise {option('limit')}"
             )
-        points = points_at(self.at)
-        blocks = [(viewer.name, self.blocks(viewer, request)) for viewer in request.viewers()]
+        what, of = ("Images", "their class tokens") if self.tokens == "class" else ("Patches", "the tokens")
+        where = f"{len(gallery)} training images" if gallery else "the other images"
+        box = "" if self.tokens == "class" else "; the box is the patch, around it is its surroundings"
         yield arranged(
             "retrieval",
-            [image_panel(image.image, points=points) for image in request.images],
-            blocks,
-            note=f"Patches of the other images that are nearest to the numbered ones, by the cosine of the tokens of "
-            f"{block_text(self.layer)}; the box is the patch, around it is its surroundings.",
+            [image_panel(image.image, points=self.points) for image in request.images],
+            [(viewer.name, self.blocks(viewer, request, gallery)) for viewer in request.viewers()],
+            note=f"{what} of {where} that are nearest to the queries, one of an image, by the cosine of {of} of "
+            f"{block_text(self.layer)}{box}.",
         )
 
-    def blocks(self, viewer: Viewer, request: PictureRequest) -> list[Block]:
-        """For each image: a row for each query, with the query first and then its neighbours."""
-        maps = [viewer.patches(image.image, self.layer) for image in request.images]
-        return [self.block(request.images, maps, number) for number in range(len(maps))]
+    @property
+    def points(self) -> tuple[Spot, ...]:
+        """The query patches of an image; none for whole images."""
+        return points_at(self.at) if self.tokens == "patches" else ()
 
-    def block(self, images: Sequence[NamedImage], maps: Sequence[np.ndarray], number: int) -> Block:
-        """The rows of image `number`. maps: tokens (h, w, D) of each image."""
-        grids, points = [tokens.shape[:2] for tokens in maps], points_at(self.at)
-        queries, rows = patches_at(points, grids[number]), []
-        for point, query, neighbours in zip(points, queries, self.nearest(maps, number, queries), strict=True):
-            row = [self.panel(images[number], grids[number], query, point, f"query {point.number + 1}")]
+    def blocks(self, viewer: Viewer, request: PictureRequest, gallery: Sequence[NamedImage] = ()) -> list[Block]:
+        """For each image: a row for each query, with the query first and then its neighbours.
+
+        gallery: images with neighbours; empty: the other images.
+        """
+        read = viewer.class_token if self.tokens == "class" else viewer.patches
+        maps = [read(image.image, self.layer) for image in viewer.images()]
+        maps_of_gallery = [read(image.image, self.layer) for image in viewer.images(gallery)]
+        blocks: list[Block] = []
+        queries, others = ([*zip(*pair, strict=True)] for pair in ((request.images, maps), (gallery, maps_of_gallery)))
+        for number, (image, tokens) in enumerate(queries):
+            others = others if gallery else [query for place, query in enumerate(queries) if place != number]
+            blocks.append(self.block(image, tokens, others))
+        return blocks
+
+    def block(self, image: NamedImage, tokens: np.ndarray, others: Sequence[tuple[NamedImage, np.ndarray]]) -> Block:
+        """The rows of an image with tokens (h, w, D). others: the gallery's images and their tokens."""
+        grid, points = (tokens.shape[0], tokens.shape[1]), self.points or points_at((0.5, 0.5))
+        patches, rows = patches_at(points, grid), []
+        found = self.nearest(tokens.reshape(-1, tokens.shape[2])[patches], [other for _, other in others])
+        for point, patch, neighbours in zip(points, patches, found, strict=True):
+            title = f"query {point.number + 1}" if self.points else "query"
+            row = [self.panel(image, grid, patch, point, title)]
             for neighbour in neighbours:
+                other, other_tokens = others[neighbour.image]
                 caption = f"cosine {neighbour.similarity:.2f}"
-                row.append(self.panel(images[neighbour.image], grids[neighbour.image], neighbour.patch, point, caption))
+                grid_of_other = (other_tokens.shape[0], other_tokens.shape[1])
+                row.append(self.panel(other, grid_of_other, neighbour.patch, point, caption))
             rows.append(row)
         return rows
 
-    def nearest(self, maps: Sequence[np.ndarray], image: int, patches: Sequence[int]) -> list[list[Neighbour]]:
-        """The neighbours of some patches of one image among the patches of all other images, the nearest first.
+    def nearest(self, queries: np.ndarray, gallery: Sequence[np.ndarray]) -> list[list[Neighbour]]:
+        """For each query (Q, D) its most similar patch in each of the nearest images, the nearest first.
 
-        maps: tokens (h, w, D) of each image. image: index of the image. patches: indices, row by row.
+        gallery: tokens (h, w, D) of each image.
         """
-        others = [number for number in range(len(maps)) if number != image]
-        tokens = [unit_rows(grid.reshape(-1, grid.shape[-1])) for grid in maps]  # of each image (h * w, D)
-        gallery = np.concatenate([tokens[number] for number in others])
-        image_of_row = np.concatenate([np.full(len(tokens[number]), number) for number in others])
-        patch_of_row = np.concatenate([np.arange(len(tokens[number])) for number in others])
-        near = search(gallery, tokens[image][list(patches)], min(self.neighbours, len(gallery)), "torch")
+        unit_queries = unit_rows(queries)
+        similarities = [unit_rows(tokens.reshape(-1, tokens.shape[2])) @ unit_queries.T for tokens in gallery]
+        best = np.stack([of_image.max(0) for of_image in similarities])  # (images, Q)
+        order = np.argsort(-best, axis=0, kind="stable")[: self.neighbours]
         return [
             [
-                Neighbour(int(image_of_row[row]), int(patch_of_row[row]), float(similarity))
-                for row, similarity in zip(rows, similarities, strict=True)
+                Neighbour(image, int(similarities[image][:, query].argmax()), float(best[image, query]))
+                for image in order[:, query].tolist()
             ]
-            for rows, similarities in zip(near.indices, near.similarities, strict=True)
+            for query in range(len(queries))
         ]
 
     def panel(self, image: NamedImage, grid: tuple[int, int], patch: int, point: Spot, caption: str = "") -> Panel:
