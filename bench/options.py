@@ -182,7 +182,7 @@ class EvaluationOptions(CheckpointOptions, ClusterOptions):
     # X: export folder, checkpoint file, folder of a pretraining, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE, or
     # module:PACKAGE:FUNCTION, a network of your own, whose code runs
     checkpoint: tuple[str, ...]
-    # SUITE: smoke, frozen, full, everything, paper:moca, tasks (knn) and protocols (knn@dino)
+    # SUITE: smoke, quick, frozen, full, everything, paper:moca, tasks (knn) and protocols (knn@dino)
     suite: str = field(metadata={"joined": True})
     # NAME=URL: image sets, such as cifar10=folder:/data/cifar10 (for --suite smoke: digits and tiny scenes)
     data: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from bench.names import ready_device
 from bench.options import EvaluationOptions
 from bench.published.values import SETS
 from bench.results.record import DataUsed, read_result
-from bench.run.calibration import LIMIT, Machine, keep_rates, kept_rates, measured, measurements
+from bench.run.calibration import LIMIT, Machine, Measurements, keep_rates, kept_rates, measured, measurements
 from bench.run.prepare import Job, Preparation, checkpoint_title, prepare, size_lines
 from bench.run.sharing import shared_by
 from bench.run.suites import ChosenProtocol
@@ -29,7 +29,7 @@ from checkpoints.frozen import FrozenExport
 from engine.distributed import start_world
 from engine.errors import UserError, in_one_line
 from engine.machine import cores
-from engine.printing import say, table
+from engine.printing import counted, say, table
 from engine.tasks import Shared, Workspace
 from engine.work import Part, Scale, Work
 
@@ -189,13 +189,48 @@ def forecast_from_results(forecast: Forecast, export: FrozenExport, space: Works
     return replace(forecast, seconds=seconds, terms={} if seconds is None else {"in earlier runs": seconds})
 
 
+ANNOUNCED_FROM = {"cpu": 2e12, "cuda": 1e15}  # operations whose time a run measures and prints: a minute or so
+ANNOUNCED_IN = 3.0  # approximate seconds of these measurements
+
+
+def announcement(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> Iterator[str]:
+    """A line with the work of the jobs that are not done, and about how long it takes; none for little work.
+
+    Rates of this machine that no earlier plan measured are measured now, with fewer repetitions.
+    """
+    forecasts = [forecast for forecast in forecasts_without_measuring(jobs, export, space) if not forecast.problem]
+    flops = sum(forecast.work.flops for forecast in forecasts)
+    if flops < ANNOUNCED_FROM["cuda" if space.device.startswith("cuda") else "cpu"]:
+        return
+    untimed = [forecast for forecast in forecasts if forecast.seconds is None and space.world.size == 1]
+    skipped = set() if any(part.kind == "training" for f in untimed for part in f.work.parts) else {"training"}
+    rates = kept_rates(space)
+    missing = {
+        key: measure
+        for forecast in untimed
+        for key, measure in measurements_of(forecast.job, export, space).items()
+        if key not in rates and key.split()[0] not in skipped
+    }
+    measure_rates(missing, space, ANNOUNCED_IN, lambda *lines: None)
+    timed = list(forecasts_without_measuring(jobs, export, space)) if missing else forecasts
+    times = [forecast.seconds for forecast in timed if forecast.seconds is not None]
+    images = sum(forecast.work.images for forecast in forecasts)
+    known = "" if len(times) == len(forecasts) else f" for {len(times)} of them"
+    about = f", about {duration(sum(times))}{known}" if times else ""
+    yield f"  {counted(len(forecasts), 'job')}: {images:,.0f} images through the network, {operations(flops)}{about}"
+
+
+def measurements_of(job: Job, export: FrozenExport, space: Workspace) -> Measurements:
+    """How the rates are measured that a job needs."""
+    return measurements(job.network(export), job.workspace(space), job.data.fingerprints)
+
+
 def forecasts_without_measuring(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> Iterator[Forecast]:
     """Forecasts of the jobs that are not done, with times if an earlier plan measured the rates."""
     rates = kept_rates(space)
     for forecast in count_jobs(jobs, export, space):
         own = forecast.job.workspace(space)
-        network = forecast.job.network(export)
-        yield forecast.timed(measured(measurements(network, own, forecast.job.data.fingerprints), own, rates))
+        yield forecast.timed(measured(measurements_of(forecast.job, export, space), own, rates))
 
 
 STATES: Mapping[str, str] = {"new": "to do", "failed before": "failed before, to do again", "done": "exists"}
@@ -301,11 +336,7 @@ def timed_jobs(plan: Plan, preparation: Preparation, show: Callable[..., None]) 
     """The plan with the times that are missing, from rates that are measured on this machine."""
     space, started = preparation.space, time.perf_counter()
     keys_of = {
-        forecast.job.path: measurements(
-            forecast.job.network(preparation.exports[checkpoint.used.key]),
-            forecast.job.workspace(space),
-            forecast.job.data.fingerprints,
-        )
+        forecast.job.path: measurements_of(forecast.job, preparation.exports[checkpoint.used.key], space)
         for checkpoint, forecasts in plan
         for forecast in forecasts
         if forecast.work.parts and forecast.seconds is None
@@ -314,13 +345,7 @@ def timed_jobs(plan: Plan, preparation: Preparation, show: Callable[..., None]) 
     if not missing:
         return plan
     show(f"measuring this machine for about {LIMIT:.0f} s:")
-    rates: dict[str, float] = {}
-    for key, measure in missing.items():
-        try:
-            rates[key] = measure(LIMIT / len(missing))
-        except Exception as error:  # the run itself would fail, too, and report it in full
-            show(f"  {key.split()[0]} not measured: {in_one_line(error)}")
-    keep_rates(space, rates)
+    rates = measure_rates(missing, space, LIMIT, show)
     machines = {path: measured(keys, space, rates) for path, keys in keys_of.items()}
     timed = []
     for checkpoint, forecasts in plan:
@@ -328,6 +353,21 @@ def timed_jobs(plan: Plan, preparation: Preparation, show: Callable[..., None]) 
         show(*(f"  {f.job.title}: {f.time}" for f in timed[-1][1] if f.job.path in machines))
     show(f"measured in {duration(time.perf_counter() - started)}")
     return timed
+
+
+def measure_rates(
+    missing: Measurements, space: Workspace, seconds: float, show: Callable[..., None]
+) -> dict[str, float]:
+    """Measure rates in about so many seconds together, and keep them; those that cannot be measured are shown."""
+    rates: dict[str, float] = {}
+    for key, measure in missing.items():
+        try:
+            rates[key] = measure(seconds / len(missing))
+        except Exception as error:  # the run itself would fail, too, and report it in full
+            show(f"  {key.split()[0]} not measured: {in_one_line(error)}")
+    if rates:
+        keep_rates(space, rates)
+    return rates
 
 
 def totals(plan: Plan, memory: float, gpus: int, decode: str) -> Iterator[str]:

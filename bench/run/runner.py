@@ -16,6 +16,7 @@ from bench.names import ready_device
 from bench.options import EvaluationOptions
 from bench.results.heads import write_head
 from bench.results.record import Result, failure_path, record
+from bench.run.forecast import announcement
 from bench.run.outcomes import arrays_of, result_line, result_of
 from bench.run.prepare import (
     Job,
@@ -93,7 +94,7 @@ def _run_checkpoint(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs
     if len(done) == len(jobs):
         return
     export = world.on_all_ranks(lambda: export or _loaded(checkpoint))
-    say_once(*size_lines(checkpoint, jobs))
+    say_once(*size_lines(checkpoint, jobs), *(announcement(jobs, export, space) if world.is_rank0 else ()))
     if not export.spec.has_class_token:
         say_once("  it has no class token: protocols that read it read avg, the mean of the patches, instead")
     for group, group_space in grouped([job for job in jobs if job.state != "done"], export, space):

@@ -204,6 +204,7 @@ PROTOCOLS = {
 
 SUITES = {
     "smoke": ("health@val",),
+    "quick": ("health@val",),
     "full": ("health@val",),
     "today": ("health@val",),
     "everything": tuple(PROTOCOLS),

@@ -399,6 +399,7 @@ PROTOCOLS = {
 
 SUITES = {
     "smoke": ("knn@dino",),
+    "quick": ("knn@dino",),
     "frozen": ("knn@dino", "knn@moca"),
     "full": ("knn@dino",),
     "today": ("knn@dinov2",),

@@ -386,6 +386,7 @@ PROTOCOLS |= as_reported(
 
 SUITES = {
     "smoke": ("lowshot@bench",),
+    "quick": ("lowshot@mieb", "logreg@dinov2"),
     "frozen": ("lowshot@bench",),
     "full": ("lowshot@msn",),
     "everything": ("lowshot@bench", "lowshot@moca", "lowshot@msn", "lowshot@mieb", "logreg@ibot", "logreg@dinov2"),
