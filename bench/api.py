@@ -509,8 +509,10 @@ def report(
     from bench.reports.page import report_page
     from bench.results.record import check_folder
     from engine.files import write_atomic
+    from engine.optional import require
 
     check_folder(Path(out))
+    require("matplotlib")
     path = Path(to or Path(out) / "report.html")
     write_atomic(path, report_page(Path(out), published, pictures))
     return path

@@ -11,7 +11,7 @@ comparisons of the call, so choose what to test before you look.
 
 examples:
   bench compare mae dino --out results
-  bench compare mae dino ibot --out results --data imagenet --protocol knn@dino --metric top1_k20 --csv pairs.csv
+  bench compare mae dino ibot --out results --data imagenet --protocol knn@dino --metric top1_k20 --json p.json
 """
 
 
@@ -26,21 +26,18 @@ class Options(CommandOptions):
     protocol: str | None = None  # P: only this protocol (knn@dino) or task (knn)
     metric: str | None = None  # M: this metric instead of the main one of each protocol; all: every metric
     json: Path | None = None  # FILE: also write all numbers to FILE
-    csv: Path | None = None  # FILE: also write the table to FILE
 
 
 def run(options: Options) -> int:
     """0 whatever the outcome of the tests, even if nothing can be compared; the reasons are printed."""
-    from bench.results.record import check_folder
-    from bench.statistics.compare import compare, comparisons_csv, to_json, to_text
+    from bench.api import compare
+    from bench.statistics.compare import to_json
     from engine.files import write_atomic
     from engine.printing import say
 
-    check_folder(options.out)
-    names = [options.first, *options.others]
-    comparisons = compare(options.out, names, options.data, options.protocol, options.metric)
-    say(*to_text(comparisons).split("\n"))
-    for path, text in ((options.json, to_json), (options.csv, comparisons_csv)):
-        if path:
-            write_atomic(path, text(comparisons))
+    selected = {name: getattr(options, name) for name in ("data", "protocol", "metric", "out")}
+    comparisons = compare(options.first, *options.others, **selected)
+    say(*str(comparisons).split("\n"))
+    if options.json:
+        write_atomic(options.json, to_json(comparisons))
     return 0

@@ -32,15 +32,13 @@ class Options(CommandOptions):
 
 def run(options: Options) -> int:
     """0, even if a result file is damaged: it is reported, and the board is made of the others."""
-    from bench.reports.leaderboard import read_leaderboard, to_terminal, write_leaderboard
-    from bench.reports.page import tables_page
-    from bench.results.record import check_folder
+    from bench.api import leaderboard as rebuilt
+    from bench.reports.leaderboard import read_leaderboard, to_terminal
     from engine.printing import say
 
-    check_folder(options.out)
     write_error: OSError | None = None
     try:
-        leaderboard = write_leaderboard(options.out, options.published, options.format, tables_page)
+        leaderboard = rebuilt(options.out, published=options.published, formats=options.format)
     except OSError as error:  # a read-only folder or a full disk: the tables can still be printed
         leaderboard, write_error = read_leaderboard(options.out, options.published), error
     say(*to_terminal(leaderboard, width=shutil.get_terminal_size().columns).split("\n"))

@@ -18,16 +18,9 @@ class Options(CommandOptions):
 
 def run(options: Options) -> int:
     """0, even if a result file is damaged: the page names it."""
-    from bench.results.record import check_folder
-
-    check_folder(options.out)
-    from bench.reports.page import report_page
-    from engine.files import write_atomic
-    from engine.optional import require
+    from bench.api import report
     from engine.printing import say
 
-    require("matplotlib")
-    path = options.to or options.out / "report.html"
-    write_atomic(path, report_page(options.out, options.published, not options.no_pictures))
+    path = report(options.out, to=options.to, published=options.published, pictures=not options.no_pictures)
     say(f"written: {path}")
     return 0

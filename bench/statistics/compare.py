@@ -6,11 +6,9 @@ averaged per image. Holm's correction covers all comparisons of the call, so fur
 are only tested on request.
 """
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Literal
@@ -25,7 +23,7 @@ from bench.statistics.matching import Match, label_of, match_results, results_by
 from bench.statistics.paired import PairedTest, holm, paired_t
 from bench.statistics.significance import PairedTestCache, paired_tests
 from engine.errors import UserError, option
-from engine.printing import counted, did_you_mean, in_csv, table, text_of
+from engine.printing import counted, did_you_mean, table, text_of
 
 COLUMNS = (
     *("metric", "A", "B", "of A", "of B", "difference [95 %]", "A only", "B only"),
@@ -33,11 +31,6 @@ COLUMNS = (
 )
 MAX_CONCLUSIONS = 8  # up to this many main comparisons are also stated in sentences
 
-HEADER = (
-    *("first", "second", "group", "metric", "seeds", "accuracy_first", "accuracy_second"),
-    *(field.name for field in fields(PairedTest) if field.name not in ("first", "second")),
-    *("p_holm", "better"),
-)
 SEED_COLUMNS = ("seeds_low", "seeds_high", "seeds_p_holm")  # added if a test over seeds is possible
 
 
@@ -181,19 +174,6 @@ def to_json(comparisons: Comparisons) -> str:
         "not_compared": comparisons.left_out,
     }
     return json.dumps(value, indent=1, allow_nan=False) + "\n"
-
-
-def comparisons_csv(comparisons: Comparisons) -> str:
-    """All comparisons as CSV: a header, and a row for each, with empty cells for missing numbers."""
-    records = [
-        _record(comparison) | {"seeds": "+".join(map(str, comparison.seeds))} for comparison in comparisons.found
-    ]
-    buffer = io.StringIO()
-    header = HEADER + SEED_COLUMNS * any(comparison.over_seeds for comparison in comparisons.found)
-    writer = csv.DictWriter(buffer, header, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: in_csv(value) for name, value in record.items()} for record in records)
-    return buffer.getvalue()
 
 
 def _record(comparison: Comparison) -> dict[str, object]:
