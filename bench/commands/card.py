@@ -1,9 +1,11 @@
 """Write the model card of an export, with its results, for the Hugging Face Hub; works offline."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.options import PublicationOptions
+from engine.errors import UserError
 
 EPILOG = """README.md describes what the export is, how it was trained, how timm loads it and what was measured. Its
 header has the numbers as model-index. .eval_results/ has the numbers on image sets of the Hub: ImageNet-1k is known,
@@ -31,10 +33,12 @@ class Options(PublicationOptions):
 
 def run(options: Options) -> int:
     """0: the card is written."""
-    from bench.reports.card import publication_from, results_on, shared_groups, subject_of, write_card
+    from bench.reports.card import HUB_ID, publication_from, results_on, shared_groups, subject_of, write_card
     from bench.results.record import check_folder
     from engine.printing import say
 
+    if options.model_id and not re.fullmatch(HUB_ID, options.model_id):
+        raise UserError("model_id", "write ORG/NAME, such as me/mae-s", options.model_id)
     subject = subject_of(options.checkpoint)
     if options.out:
         check_folder(options.out)

@@ -1,6 +1,7 @@
 """Tiny exports, an installed package of toy tasks, results to compare, and calls of the command line."""
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ from made_results import made_checkpoint, made_result, save_result
 from small_exports import make_export
 from toy_packages import TOYS, install
 
+from bench.cli import command_module
 from bench.results.record import DataUsed, ProtocolUsed
 from bench.run.outcomes import arrays_of, metric_records
+from engine.errors import OPTIONS, UserError, in_one_line
 from engine.tasks import Metric, Outcome
 
 
@@ -79,14 +82,21 @@ def output_of(bench):
 
 
 @pytest.fixture
-def refused(bench):
+def refused(bench, monkeypatch):
     """Call a command that must be refused, in one line and with nothing on standard output: `refused("run", ...)`.
 
-    named: what the line must name, with ` | ` between values, options and advice.
+    A UserError must be about an option of this command, and about a value that was given. named: what the line must
+    name, with ` | ` between values, options and advice.
     """
+    errors = []
+    monkeypatch.setattr("bench.cli.in_one_line", lambda error: errors.append(error) or in_one_line(error))
 
     def call(*words: object, named: str = "") -> str:
         code, out, err = bench(*words)
+        if isinstance(error := errors.pop(), UserError):
+            options = {field.name for field in fields(command_module(str(words[0])).Options)}
+            assert OPTIONS.get(error.argument, error.argument) in options, error.argument
+            assert error.value is None or str(error.value) in " ".join(map(str, words)), error.value
         lines = [line for line in err.splitlines() if not line.startswith("bench: warning: ")]
         assert (code, out, len(lines)) == (2, "", 1) and lines[0].startswith("bench: error: "), out + err
         missing = [part for part in named.split(" | ") if part not in lines[0]]

@@ -205,7 +205,7 @@ def test_a_card_written_by_hand_is_kept(bench, refused, export, tmp_path):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("--model-id", "alpha"), "--model-id alpha=alpha: write NAME=ORG/NAME"),
+        (("--model-id", "alpha"), "--model-id alpha: write ORG/NAME"),
         (("--hub-dataset", "digits"), "--hub-dataset digits: write NAME=ORG/NAME"),
         (("--source", "here"), "--source here: write a URL"),
         (("--out", "nowhere"), "nowhere does not exist"),

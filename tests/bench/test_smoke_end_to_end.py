@@ -47,6 +47,7 @@ def test_the_frozen_suite_forwards_every_image_once(checkpoint, tmp_path, capsys
     assert "0 done" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive  # by default the contract of tasks evaluates raw pixels under every protocol
 def test_raw_pixels_run_in_the_frozen_suite_and_are_compared_with_a_network(checkpoint, tmp_path, capsys):
     words = ["run", "--checkpoint", "pixels:8", checkpoint, "--suite", "frozen", "--data", "digits=digits:"]
     assert main([str(word) for word in [*words, "--limit", 200, "--out", tmp_path]]) == 0

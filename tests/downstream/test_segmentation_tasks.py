@@ -28,7 +28,10 @@ LINEAR = replace(
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.exhaustive if name in ("registers", "shared") else ()) for name in SPECS],
+    [
+        pytest.param(name, marks=pytest.mark.exhaustive if name in ("plain", "registers", "shared") else ())
+        for name in SPECS
+    ],
 )
 def test_upernet_trains_on_every_architecture(name, tmp_path):
     outcome = UPERNET.run(export_of(SPECS[name]), workspace(tmp_path, "tiny-ade20k:"))

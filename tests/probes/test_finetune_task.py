@@ -193,7 +193,7 @@ def test_loader_processes_change_no_bit(export, tmp_path, quick):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("select", ["last", "holdout", "val"])
+@pytest.mark.parametrize("select", [pytest.param("last", marks=pytest.mark.exhaustive), "holdout", "val"])
 def test_the_chosen_epoch_is_reported(export, tmp_path, select):
     task = replace(PROTOCOLS["finetune@smoke"].task, epochs=3, select=select, holdout=0.2)
     outcome = task.run(export, workspace(tmp_path, "digits:", limit=200))

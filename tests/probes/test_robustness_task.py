@@ -125,7 +125,10 @@ def test_class_folders_unknown_to_the_head_are_refused(imagenet, tmp_path):
 FINETUNING = dict(lr=3e-3, lr_rule="absolute", batch=16, epochs=3, warmup_epochs=1, drop_path=0.0, mixed_together=16)
 
 
-@pytest.mark.parametrize("changes", [dict(select="last"), dict(select="val", average=0.5, pool="cls")])
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param(dict(select="last"), marks=pytest.mark.exhaustive), dict(select="val", average=0.5, pool="cls")],
+)
 def test_a_fine_tuned_network_is_trained_once_and_scored_as_in_its_training(changes, tmp_path, monkeypatch):
     folder(tmp_path / "imagenet/train", WNIDS, 4)
     for index, name in enumerate(WNIDS):
