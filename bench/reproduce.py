@@ -1,19 +1,23 @@
 """`bench reproduce`: published numbers, the numbers measured here, and the commands that measure them.
 
-A plan is a list of published values: a table of a source, or `today`, current networks by common protocols. A value
+A plan is a list of published values: a table of a source; `today`, current networks by common protocols; or `laptop`,
+four numbers that a laptop measures in half an hour. A value
 names its weights, protocol, settings and images. It can be measured by a named protocol, by a protocol with changed
 settings, or, for a stated reason, not at all; its weights are given by the user, downloaded by timm, or trained first.
 Measurements are read from the results in a folder, or from the log of a training.
 """
 
+import os
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import isnan, nan
 from pathlib import Path
 
-from bench.names import absent_file, absent_images
+from bench.names import absent_file, absent_images, check_writable
 from bench.pretraining.recipes import changed_recipe
 from bench.published.values import (
     LOG,
@@ -38,7 +42,8 @@ from checkpoints.import_options import TIMM_SCHEMES
 from checkpoints.runs import EXPORT, identity_in, is_run
 from engine.errors import UserError, command, command_line, in_one_line
 from engine.extensions import load_extension, source_files, warn_of
-from engine.printing import did_you_mean, in_markdown, markdown_table, printable
+from engine.files import write_atomic
+from engine.printing import did_you_mean, in_markdown, markdown_table, printable, say
 from engine.printing import table as text_table
 from engine.tasks import Workspace
 from pretrain.loop.records import cost_of
@@ -54,6 +59,9 @@ WEIGHTS = {
     "dinov3-s": "timm:vit_small_patch16_dinov3.lvd1689m",
     "dinov3-b": "timm:vit_base_patch16_dinov3.lvd1689m",
 }
+LAPTOP = "laptop"  # name of the plan of four numbers of the smallest DINOv2
+LAPTOP_NEEDS = "about 0.6 GB of downloads, 1.5 GB of disk, and half an hour of two cores"
+DOWNLOADS = {"cifar10": "CIFAR10", "flowers102": "Flowers102"}  # set of a source -> its name for `bench data get`
 SUITE = "knn@dino,linear@dinov2,attentive@ep,lowshot@msn,segmentation_linear@dinov3,depth_linear@dinov3"
 Z95 = 1.959964  # half the width of a 95 % interval in standard errors, of a normal distribution
 
@@ -71,7 +79,7 @@ def plan_of(name: str, suite: str | None = None) -> list[PublishedValue]:
 
     suite: only the values that these protocols measure; None for all.
     """
-    plan = networks_of_today() if name == TODAY else list(values_of(name))
+    plan = networks_of_today() if name == TODAY else on_a_laptop() if name == LAPTOP else list(values_of(name))
     if suite is not None:
         chosen = {protocol.name for protocol in choose_protocols(suite, catalogue())}
         plan = [value for value in plan if value.protocol in chosen]
@@ -96,13 +104,21 @@ def networks_of_today() -> list[PublishedValue]:
         unpublished = dict.fromkeys(("setting", "source", "note", "settings", "metric"), "") | {"table": TODAY}
         for protocol in suite:
             if protocol.name not in measured:
-                # Dense tasks begin with the positions of the weights, at whatever size these are.
-                importer = of_network[0].importer.split()[0] if protocol.layout else of_network[0].importer
                 facts = unpublished | {"protocol": protocol.name, "data": protocol.layout or "imagenet"}
-                value = replace(of_network[0], value=nan, std=None, importer=importer)
+                value = replace(of_network[0], value=nan, std=None)
                 published.append(replace(value, **facts))  # type: ignore[arg-type]
         plan += [replace(value, pretraining="") for value in published]
     return plan
+
+
+def on_a_laptop() -> list[PublishedValue]:
+    """The values of DINOv2's ViT-S/14 on CIFAR-10 and Flowers-102 by few-shot and by full logistic regression."""
+    few_shot = [*values_of("mieb:cifar10"), *values_of("mieb:flowers-mieb")]
+    full = [value for value in values_of("dinov2:table8") if value.data in DOWNLOADS]
+    # MIEB's cut of Flowers-102 is nowhere but on the Hub: the official split stands in for it, and the table says so.
+    official = {"flowers-mieb": "flowers102"}
+    plan = [replace(value, data=official.get(value.data, value.data)) for value in [*few_shot, *full]]
+    return [value for value in plan if value.checkpoint == "dinov2-s"]
 
 
 def unmeasured(value: PublishedValue) -> str:
@@ -162,8 +178,16 @@ class Setup:
     processes: int = 1  # of torchrun; 1: without torchrun
 
     def url(self, data: str) -> str:
-        """The user's URL of a published image set, or an example URL."""
-        return self.data.get(data, SETS[data].url)
+        """The user's URL of a published image set, that of a download, or an example URL."""
+        downloaded = (
+            f"torchvision:{DOWNLOADS.get(data)}:{self.downloads / DOWNLOADS[data]}" if data in DOWNLOADS else ""
+        )
+        return self.data.get(data) or downloaded or SETS[data].url
+
+    @property
+    def downloads(self) -> Path:
+        """The folder that image sets which are not given are downloaded into."""
+        return self.out / "data"
 
     def training(self, value: PublishedValue) -> Path:
         """The folder of the training of a value's weights."""
@@ -227,10 +251,17 @@ def commands_of(values: Sequence[PublishedValue], setup: Setup) -> list[list[str
         name=run_name(first),
         suite=",".join(names),
         data=f"{first.data}={setup.url(first.data)}",
+        image_size=image_size_of(first),
         out=setup.out,
         set=[f"{name}.{change}" for name in names for change in first.settings.split()],
     )
     return [*commands, with_torchrun(words, setup)]
+
+
+def image_size_of(value: PublishedValue) -> int | None:
+    """The side of the images, if the value's source names one: `--image-size` of its importer. Not of dense tasks."""
+    _, _, size = value.importer.partition(" --image-size ")
+    return int(size) if size and not protocol_of(value).layout else None
 
 
 def weights_of(value: PublishedValue, setup: Setup) -> tuple[list[list[str]], str]:
@@ -254,15 +285,13 @@ def with_torchrun(words: list[str], setup: Setup) -> list[str]:
 
 def _import_if_needed(value: PublishedValue, reference: str, setup: Setup) -> tuple[list[list[str]], str]:
     """`weights_of` for the user's weights: no command, or the `bench import` that an option such as --branch needs."""
-    scheme, importer = reference.partition(":")[0], value.importer.split()
+    scheme, importer = reference.partition(":")[0], value.importer.partition(" --image-size ")[0].split()
     is_file = scheme not in (*source_files("importers"), *TIMM_SCHEMES) and not Path(reference).expanduser().is_dir()
     source = f"{importer[0]}:{reference}" if is_file and importer else reference
     is_of_network = run_name(value) in setup.checkpoints and run_name(value) != value.checkpoint
     branch = [] if is_of_network or value.network in ("", START) else ["--branch", value.network]
     options = [*branch, *importer[1:]]
-    if scheme in TIMM_SCHEMES:  # timm's models lack only the image size at which the weights were evaluated
-        options = importer[1:] if importer[1:2] == ["--image-size"] else []
-    if not options or is_export(Path(reference).expanduser()):
+    if not options or scheme in TIMM_SCHEMES or is_export(Path(reference).expanduser()):
         return [], source
     folder = str(setup.out / "imports" / run_name(value))
     return [[*command("import", source, out=folder), *options]], folder
@@ -329,7 +358,12 @@ def script(name: str, plan: Sequence[PublishedValue], setup: Setup, suite: str |
     out = str(setup.out)
     data = [f"{data}={url}" for data, url in setup.data.items()]
     checkpoints = [f"{weights}={reference}" for weights, reference in setup.checkpoints.items()]
-    yield from HEADER.format(name=name, caption=caption_of(name)).split("\n")
+    header, check = HEADER.format(name=name, caption=caption_of(name)).split("\n\n")
+    yield from [*header.split("\n"), ""]
+    for key, downloaded in DOWNLOADS.items():
+        if key not in setup.data and any(value.data == key for value in plan):
+            yield command_line("data", "get", downloaded, out=setup.downloads)
+    yield check
     yield command_line("reproduce", name, check=True, suite=suite, data=data, checkpoints=checkpoints, out=out)
     runs: dict[tuple[str, ...], list[PublishedValue]] = {}
     for value in plan:
@@ -355,6 +389,19 @@ def script(name: str, plan: Sequence[PublishedValue], setup: Setup, suite: str |
     yield f"{compare} | tee {shlex.quote(f'{out}-published.md')}"
     if any(" run " in line for line in written):
         yield command_line("record", out, to=f"{out}-record")
+
+
+def run_script(name: str, plan: Sequence[PublishedValue], setup: Setup, suite: str | None = None) -> int:
+    """Write the script of a plan to OUT/NAME.sh, say what it takes, and run it; returns its exit code."""
+    path = setup.out / f"{name.replace(':', '-')}.sh"
+    check_writable(setup.out)
+    write_atomic(path, "\n".join([*script(name, plan, setup, suite), ""]))
+    say(f"{path}: {caption_of(name)}")
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+    }
+    return subprocess.run(["bash", str(path)], env=environment, check=False).returncode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -475,7 +522,11 @@ COUNTS = ("plan", "values", "measured here", "of these by --set", "trained here"
 
 def caption_of(name: str) -> str:
     """What a plan measures."""
-    return TABLES.get(name, f"{len(WEIGHTS)} current networks by {SUITE.replace(',', ', ')}")
+    plans = {
+        TODAY: f"{len(WEIGHTS)} current networks by {SUITE.replace(',', ', ')}",
+        LAPTOP: f"DINOv2's ViT-S/14 on CIFAR-10 and Flowers-102: {LAPTOP_NEEDS}",
+    }
+    return (plans | TABLES)[name]
 
 
 def listing() -> Iterator[str]:
@@ -483,7 +534,7 @@ def listing() -> Iterator[str]:
     counts = {table: count_of(values_of(table)) for table in TABLES}
     rows: list[tuple[object, ...]] = [(name, *counts[name], caption_of(name)) for name in TABLES]
     rows.append(("all", *(sum(column) for column in zip(*counts.values(), strict=True)), ""))
-    rows.append((TODAY, *[""] * (len(COUNTS) - 1), caption_of(TODAY)))
+    rows += [(plan, *[""] * (len(COUNTS) - 1), caption_of(plan)) for plan in (LAPTOP, TODAY)]
     yield from text_table([(*COUNTS, "what"), *rows], right=range(1, len(COUNTS)))
     yield from ("", "trained here: weights that a recipe pretrains, even if they are published")
     yield "published beside measured: bench reproduce PLAN; the commands: bench reproduce --plan PLAN"

@@ -4,12 +4,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.options import CommandOptions, Positional
+from engine.errors import UserError
 from engine.settings import PositiveInt
 
-EPILOG = """A plan is a table of a source, such as extrema:table7, or `today`: current networks by six protocols.
+EPILOG = """A plan is a table of a source, such as extrema:table7; `today`: current networks by six protocols; or
+`laptop`: four numbers of DINOv2's smallest ViT, in half an hour.
 
 examples:
   bench reproduce                                   the tables, and how much of each is within reach
+  bench reproduce --plan laptop --run               download, measure, and print published beside measured
   bench reproduce moca:table5j --out results        published beside measured, difference in standard errors
   bench reproduce --plan moca:table5j --out results > run.sh
   bench reproduce --plan today --gpus 8 --data imagenet=imagenet:/data/ILSVRC --suite knn@dino > run.sh
@@ -23,6 +26,7 @@ class Options(CommandOptions):
 
     table: Positional[str | None] = None  # PLAN: print published beside measured numbers
     plan: str | None = None  # PLAN: print a shell script that measures it
+    run: bool = False  # with --plan: write the script to OUT/PLAN.sh and run it; again, to continue it
     check: bool = False  # list what is missing to measure PLAN; exit code 1 if anything is
     # NAME=REFERENCE: weights that you have, by the names in the tables; references as for `bench run --checkpoint`
     checkpoints: tuple[str, ...] = ()
@@ -36,7 +40,7 @@ class Options(CommandOptions):
 
 
 def run(options: Options) -> int:
-    """0, whatever was measured; 1 if --check finds something missing."""
+    """0, whatever was measured; 1 if --check finds something missing; of --run, the exit code of the script."""
     from bench import reproduce
     from bench.published.values import published_values
     from bench.results.store import comparable_results
@@ -47,6 +51,8 @@ def run(options: Options) -> int:
         raise ValueError("PLAN and --plan PLAN: give one of them")
     if (options.check and not options.table) or (options.suite and not name):
         raise ValueError("--check and --suite are for a plan: bench reproduce today --check")
+    if options.run and not options.plan:
+        raise UserError("run", "it runs the script of a plan: give --plan PLAN")
     setup = reproduce.Setup(
         checkpoints=reproduce.named_checkpoints(options.checkpoints, published_values()),
         data=reproduce.named_data(options.data),
@@ -57,6 +63,8 @@ def run(options: Options) -> int:
         say(*reproduce.listing())
         return 0
     plan = reproduce.plan_of(name, options.suite)
+    if options.plan and options.run:
+        return reproduce.run_script(options.plan, plan, setup, options.suite)
     if options.plan:
         say(*reproduce.script(name, plan, setup, options.suite))
     elif options.check:

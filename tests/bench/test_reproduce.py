@@ -14,6 +14,7 @@ from bench import reproduce
 from bench.cli import parsed
 from bench.published.values import SETS, TABLES, published_values, values_of
 from bench.reproduce import (
+    LAPTOP,
     SUITE,
     TODAY,
     WEIGHTS,
@@ -133,7 +134,7 @@ def test_training_costs_are_read_from_the_log(bench, tmp_path):
 def test_all_commands_of_a_script_parse(tmp_path):
     """By the parser of bench, with spaces in paths."""
     out = tmp_path / "results of today"
-    for name in [*TABLES, TODAY]:
+    for name in [*TABLES, TODAY, LAPTOP]:
         plan = plan_of(name)
         lines = list(script(name, plan, setup(out, processes=8)))
         commands = [line.partition(" | ")[0] for line in lines if not line.startswith(("#", "set -")) and line]
@@ -155,10 +156,11 @@ def test_current_networks_are_measured_by_six_protocols_and_those_of_their_publi
         assert timm.is_model_pretrained(model) if scheme else name == "ibot-b"
         by_protocol = {value.protocol: value for value in plan if value.checkpoint == name}
         assert set(SUITE.split(",")) <= by_protocol.keys()
-        (*first, run) = commands_of([by_protocol["knn@dino"]], setup(tmp_path))
+        (run,) = commands_of([by_protocol["knn@dino"]], setup(tmp_path))
         size = by_protocol["knn@dino"].importer.partition(" --image-size ")[2]
-        assert ([words[-1] for words in first] == [size]) if size else first == []
-        (run,) = commands_of([by_protocol["segmentation_linear@dinov3"]], setup(tmp_path))[-1:]
+        assert run[run.index("--image-size") + 1] == size if size else "--image-size" not in run
+        (run,) = commands_of([by_protocol["segmentation_linear@dinov3"]], setup(tmp_path))
+        assert "--image-size" not in run  # it is part of the protocol
         assert run[run.index("--data") + 1].startswith("ade20k=ade20k:")
     published = [value for value in plan if not isnan(value.value)]
     assert {value.data for value in plan} == {"imagenet", "ade20k", "nyu"} and len(published) > 20
@@ -189,6 +191,25 @@ def test_a_script_can_be_repeated_and_ends_with_a_table_and_a_record(bench, expo
         "dinov2-s",
     }
     assert any("knn@dino" in row[2] and row[5].startswith("-") and float(row[6]) < -1 for row in rows)
+
+
+def test_the_plan_of_a_laptop_runs_from_start_to_end(bench, exports, tmp_path):
+    """On weights and images that are given: published, measured, difference, and errors of four numbers."""
+    plan, out = plan_of(LAPTOP), tmp_path / "out"
+    assert [(value.protocol, value.data, value.value) for value in plan] == [
+        ("lowshot@mieb", "cifar10", 92.95),
+        ("lowshot@mieb", "flowers102", 99.51),
+        ("logreg@dinov2", "cifar10", 97.7),
+        ("logreg@dinov2", "flowers102", 99.6),
+    ]
+    downloads = [line for line in script(LAPTOP, plan, setup(out)) if line.startswith("bench data get")]
+    assert [line.split()[3] for line in downloads] == ["CIFAR10", "Flowers102"]
+    words = ["--plan", LAPTOP, "--run", "--checkpoints", f"dinov2-s={exports[0]}", "--out", out]
+    assert bench("reproduce", *words, "--data", "cifar10=tiny:", "flowers102=tiny:")[0] == 0
+    assert (out / "laptop.sh").is_file()
+    rows = rows_of(bench("reproduce", LAPTOP, "--out", out)[1])
+    assert len(rows) == 4 and all(row[4] != "not measured" and row[5] for row in rows)
+    assert bench("reproduce", "--run")[0] == 2
 
 
 def test_differences_are_given_in_points_and_standard_errors():
