@@ -9,13 +9,13 @@ Measurements are read from the results in a folder, or from the log of a trainin
 
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import isnan, nan
 from pathlib import Path
+from typing import NoReturn
 
 from bench.names import absent_file, absent_images, check_writable
 from bench.pretraining.recipes import changed_recipe
@@ -391,17 +391,14 @@ def script(name: str, plan: Sequence[PublishedValue], setup: Setup, suite: str |
         yield command_line("record", out, to=f"{out}-record")
 
 
-def run_script(name: str, plan: Sequence[PublishedValue], setup: Setup, suite: str | None = None) -> int:
-    """Write the script of a plan to OUT/NAME.sh, say what it takes, and run it; returns its exit code."""
+def run_script(name: str, plan: Sequence[PublishedValue], setup: Setup, suite: str | None = None) -> NoReturn:
+    """Write the script of a plan to OUT/NAME.sh, say what it takes, and become it: the process ends with the script."""
     path = setup.out / f"{name.replace(':', '-')}.sh"
     check_writable(setup.out)
     write_atomic(path, "\n".join([*script(name, plan, setup, suite), ""]))
     say(f"{path}: {caption_of(name)}")
-    environment = {
-        **os.environ,
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-    }
-    return subprocess.run(["bash", str(path)], env=environment, check=False).returncode
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    os.execvpe("bash", ["bash", str(path)], {**os.environ, "PATH": programs})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ class Options(CommandOptions):
 
 
 def run(options: Options) -> int:
-    """0, whatever was measured; 1 if --check finds something missing; of --run, the exit code of the script."""
+    """0, whatever was measured; 1 if --check finds something missing."""
     from bench import reproduce
     from bench.published.values import published_values
     from bench.results.store import comparable_results
@@ -64,7 +64,7 @@ def run(options: Options) -> int:
         return 0
     plan = reproduce.plan_of(name, options.suite)
     if options.plan and options.run:
-        return reproduce.run_script(options.plan, plan, setup, options.suite)
+        reproduce.run_script(options.plan, plan, setup, options.suite)
     if options.plan:
         say(*reproduce.script(name, plan, setup, options.suite))
     elif options.check:
