@@ -186,31 +186,24 @@ class Viewer:
     @cached_property
     def loaded(self) -> ViTExport:
         """The checkpoint as dense tasks evaluate it. ValueError, naming the option, if it cannot be loaded."""
-        with self.errors_of_checkpoint():
-            return load_export(self.reference)[1]
-
-    @cached_property
-    def export(self) -> ViTExport:
-        """The checkpoint at the size of its published evaluation. ValueError, naming the option, likewise."""
-        with self.errors_of_checkpoint():
-            return self.loaded.evaluated_at(self.loaded.evaluation_size)
-
-    @contextmanager
-    def errors_of_checkpoint(self) -> Iterator[None]:
         try:
-            yield
-        except UserError:
-            raise
+            return load_export(self.reference)[1]
         except (ValueError, OSError) as error:
             text = str(error).removeprefix(self.reference).removeprefix(":").strip()
             raise UserError("checkpoint", text, self.reference) from error
+
+    @cached_property
+    def export(self) -> ViTExport:
+        """The checkpoint at the size of its published evaluation."""
+        with errors_naming(self.name):
+            return self.loaded.evaluated_at(self.loaded.evaluation_size)
 
     @cached_property
     def name(self) -> str:
         """The name that the user gave, or that of the export, or one made from the reference."""
         if self.given_name:
             return checked_name(self.given_name, "name")
-        return default_name(self.export, self.reference)
+        return default_name(self.loaded, self.reference)
 
     @cached_property
     def backbone(self) -> Backbone:

@@ -14,7 +14,8 @@ from bench.results.record import DataUsed
 from bench.results.store import StoredResult
 from downstream.data.overlays import FAR_APART, class_colours
 from downstream.data.scenes import SceneSet, open_scenes, scene_mask
-from downstream.metrics.previews import preview_detections, preview_masks, thumbnail
+from downstream.frozen.task import class_areas
+from downstream.metrics.previews import preview_detections, preview_masks, ranked_masks, thumbnail
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,16 @@ def test_perfect_masks_look_like_the_labels(tmp_path, cache):
     assert {name for name, _ in details["legend"]} <= set(scenes.classes) and details["legend"][0][1].startswith("#")
     text = report_page(tmp_path, pictures=True)
     assert text.count('alt="scene 8, ') == 4
+    areas = np.stack([class_areas(mask, mask, len(scenes.classes)) for mask in labels])
+    areas[3, :, 0] //= 2  # half of its pixels are wrong: the worst scene
+    ranked = right | ranked_masks([3, 1], [thumbnail(torch.from_numpy(labels[index])) for index in (3, 1)])
+    results["c1"] = measured(tmp_path / "ranked", scenes, 1, ranked | {"areas": areas})
+    details = scene_details(results, cache)
+    assert details["rows"][0][1] == details["rows"][0][2]
+    assert len(details["rows"]) == len({3, 1, *right["shown_of"].tolist()})
+    mious = [caption[2] for caption in details["captions"]]
+    assert mious[0].startswith("worst: mIoU ") and mious[1:3] == ["median: mIoU 100.0", "mIoU 100.0"]
+    assert details["rows"][0][3] == "" or 3 in right["shown_of"], "c2 has no mask of this scene"
     fewer_scenes = measured(tmp_path / "other", scenes.limited(3), 1, right)
     assert scene_details({"c1": fewer_scenes}, cache) is None, "other scenes than those measured"
 

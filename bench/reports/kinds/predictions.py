@@ -19,6 +19,7 @@ from PIL import Image
 from bench.reports.pictures import COLOUR_MAP, Block, Box, Panel, Picture, Spot, arranged
 from bench.reports.scenes import legend_of, mask_counts, measured_images, scene_captions
 from bench.reports.visualize import GREY, MAX_PANEL, PictureRequest, errors_naming, image_panel
+from bench.results.record import Result
 from bench.results.store import StoredResult, read_results
 from bench.run.suites import catalogue
 from checkpoints.backbone import Backbone
@@ -102,7 +103,7 @@ class Predictions(Validated):
         if kind is MaskDrawer and split == "train":
             raise UserError("split", f"not drawable here: {self.protocol} predicts the validation images", split)
         opener = partial(open_scenes, cache=space.cache)
-        results = self.results_on(space.images(split, opener), split, space)
+        results = self.results_on(space.images(split, opener), space) if split == "val" else []
         limits = [used.result.limit for used in results if used.result.checkpoint.digest == viewers[0].loaded.digest]
         space = replace(space, limit=limits[0] if limits else None)  # all networks on the same scenes
         drawer = kind(task, space.images(split, opener))
@@ -127,16 +128,15 @@ class Predictions(Validated):
         note = f"{drawer.note} Protocol {self.protocol}."
         yield arranged(f"predictions-{task.KEY}", images, blocks, note, drawer.legend)
 
-    def results_on(self, scenes: SceneSet, split: Split, space: Workspace) -> list[StoredResult]:
-        """The results of `bench run` on these scenes or a limited number of them, the newest first."""
+    def results_on(self, scenes: SceneSet, space: Workspace) -> list[StoredResult]:
+        """The results of `bench run` on these validation scenes or a limited number of them, the newest first."""
         wanted = ("ok", self.protocol, False, space.precision, space.seed)
-        results = [
-            stored
-            for stored in read_results(Path(self.results))[0]
-            for used in [stored.result]
-            if (used.status, used.protocol.name, used.protocol.modified, used.precision, used.seed) == wanted
-            and measured_images(scenes, used, split) is not None
-        ]
+
+        def is_wanted(used: Result) -> bool:
+            key = used.status, used.protocol.name, used.protocol.modified, used.precision, used.seed
+            return key == wanted and measured_images(scenes, used, "val") is not None
+
+        results = [stored for stored in read_results(Path(self.results))[0] if is_wanted(stored.result)]
         return sorted(results, key=lambda stored: stored.result.date, reverse=True)
 
 
@@ -190,7 +190,7 @@ class MaskDrawer(Drawer):
     def __init__(self, task: Any, scenes: SceneSet) -> None:
         super().__init__(task, scenes)
         self.arrays: list[Mapping[str, np.ndarray]] = []  # of each checkpoint
-        self.drawn = 0  # checkpoints that are drawn already
+        self.remaining = iter(self.arrays)  # those that are not drawn yet
 
     def load(self, export: FrozenExport, space: Workspace, arrays: Mapping[str, np.ndarray]) -> None:
         if "ranked_of" not in arrays:
@@ -225,7 +225,7 @@ class MaskDrawer(Drawer):
         return self.mask_panel(row, self.truths[row], title="truth")
 
     def predictions(self, export: FrozenExport, space: Workspace, rows: Sequence[int]) -> list[Panel | None]:
-        arrays, self.drawn = self.arrays[self.drawn], self.drawn + 1
+        arrays = next(self.remaining)
         masks, captions = stored_masks(arrays), scene_captions(arrays, rows)
         return [
             self.mask_panel(row, masks[row], title="predicted", caption=caption) if row in masks else None

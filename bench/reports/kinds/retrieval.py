@@ -56,15 +56,16 @@ class Retrieval(Validated):
             raise UserError(
                 "images", f"neighbours come from other images: name two or more, or raise {option('limit')}"
             )
-        what, of = ("Images", "their class tokens") if self.tokens == "class" else ("Patches", "the tokens")
-        where = f"{len(gallery)} training images" if gallery else "the other images"
-        box = "" if self.tokens == "class" else "; the box is the patch, around it is its surroundings"
+        note = f"Nearest of {f'{len(gallery)} training images' if gallery else 'the other images'}, by the cosine of "
+        if self.tokens == "class":
+            note += f"class tokens of {block_text(self.layer)}."
+        else:
+            note += f"tokens of {block_text(self.layer)}: in the box the patch most similar to the numbered one."
         yield arranged(
             "retrieval",
             [image_panel(image.image, points=self.points) for image in request.images],
             [(viewer.name, self.blocks(viewer, request, gallery)) for viewer in request.viewers()],
-            note=f"{what} of {where} that are nearest to the queries, one of an image, by the cosine of {of} of "
-            f"{block_text(self.layer)}{box}.",
+            note,
         )
 
     @property
