@@ -27,16 +27,16 @@ from engine.printing import html_template, printable
 HERE = Path(__file__).parent
 
 
-def report_page(out: Path, published: bool = False, pictures: bool = True) -> str:
+def report_page(out: Path, published: bool = False, pictures: bool = True, introduction: str = "") -> str:
     """The HTML report on all results in a folder.
 
     published: add rows with papers' numbers of the same protocols. pictures: add validation images that are on this
-    machine.
+    machine. introduction: a paragraph below the title.
     """
     leaderboard = read_leaderboard(out, published)
     report = read_contents(leaderboard, out)
     details = details_by_table(report, leaderboard.results, out / "cache", pictures)
-    return page_of(report, figures_of(report), details)
+    return page_of(report, figures_of(report), details, introduction=introduction)
 
 
 def figures_of(report: ReportContents, logs: Mapping[str, TrainingLog] | None = None) -> dict[str, str]:

@@ -48,14 +48,14 @@ def test_the_demo_ends_with_tests_and_a_report(tmp_path, monkeypatch, few_images
     """Shortened to trainings of one update, and to 100 images of each split."""
     monkeypatch.setattr(demo, "CHANGES", (*CHANGES, *TINY))
     monkeypatch.setattr(demo, "LIMIT", 100)
-    monkeypatch.setattr(demo, "SUITE", "knn@dino")
-    monkeypatch.setattr(demo, "TESTED", {"knn@dino": "top1_k10"})
+    monkeypatch.setattr(demo, "PROTOCOLS", {"knn@dino": ("k-NN", "top1_k10")})
     assert command.run(command.Options(out=tmp_path)) == 0
     printed = capsys.readouterr().out
     assert re.search(rf"{METHOD}-trained.* raw-pixels .*, p [=<] 0\.\d+ after Holm over 2", printed)
     assert f"{METHOD}-initial" in printed
-    assert printed.rstrip().endswith(f"xdg-open {tmp_path / 'report.html'}")
-    text = (tmp_path / "report.html").read_text()
+    assert f"open {tmp_path / 'report.html'}\n" in printed
+    text, learned = (tmp_path / "report.html").read_text(), printed.splitlines()[-1]
+    assert f"<p>{learned}</p>" in text and re.search(r"k-NN accuracy from [\d.]+ to [\d.]+ % .* raw pixels", learned)
     assert 'src="data:image/jpeg' in text and "raw-pixels (floor)" in text and "initial weights" in text
     with open(tmp_path / "leaderboard.csv", newline="") as file:
         rows = {row["name"] for row in csv.DictReader(file)}
