@@ -1,4 +1,4 @@
-"""Pretrain a tiny ViT, compare it with raw pixels, and write a report; no data, no network; 1 to 3 minutes."""
+"""Pretrain a tiny ViT, compare it with raw pixels, and write a report; no data, no network; about a minute."""
 
 from dataclasses import dataclass
 from pathlib import Path
