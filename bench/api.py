@@ -325,7 +325,7 @@ def evaluate(
         options=options,
         progress=progress,
     )
-    return results[0] if isinstance(seed, int) else results
+    return results if isinstance(seed, Sequence) else results[0]
 
 
 def evaluate_suite(
@@ -352,7 +352,10 @@ def evaluate_suite(
     {"knn.k": (10, 20)}. Everything else as in `evaluate`. Protocols for which no image set is given are left out. If
     tasks fail, the others are still evaluated; then the first error is raised. All errors are recorded.
     """
+    seeds = tuple(seed) if isinstance(seed, Sequence) else (seed,)
     check(suite=suite, settings=settings, options=options)
+    for one in seeds:
+        check(seed=one)
     from bench.evaluation import evaluate as run_evaluation
     from bench.options import EvaluationOptions
     from bench.results.record import read_result
@@ -371,7 +374,7 @@ def evaluate_suite(
         select=select,
         set=changes_of(settings),
         out=folder,
-        seed=(seed,) if isinstance(seed, int) else tuple(seed),
+        seed=seeds,
         limit=limit,
         rerun=rerun,
         keep_heads=Path(keep_heads) if keep_heads else None,
