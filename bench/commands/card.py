@@ -28,6 +28,8 @@ class Options(PublicationOptions):
     model_id: str | None = None  # ORG/NAME: id of the model on the Hub
     # SPDX: licence of the weights if their source names none: apache-2.0, mit, ... (spdx.org/licenses)
     licence: str | None = None
+    # also the results of --limit and --set, which are left out because others would take them for the protocol's
+    all: bool = False
     force: bool = False  # replace a README.md that bench card did not write
 
 
@@ -35,19 +37,22 @@ def run(options: Options) -> int:
     """0: the card is written."""
     from bench.reports.card import HUB_ID, publication_from, results_on, shared_groups, subject_of, write_card
     from bench.results.record import check_folder
-    from engine.printing import say
+    from engine.printing import counted, say
 
     if options.model_id and not re.fullmatch(HUB_ID, options.model_id):
         raise UserError("model_id", "write ORG/NAME, such as me/mae-s", options.model_id)
     subject = subject_of(options.checkpoint)
     if options.out:
         check_folder(options.out)
-    results = results_on(options.out, subject) if options.out else []
+    results = results_on(options.out, subject, options.all) if options.out else []
+    left_out = len(results_on(options.out, subject, True)) - len(results) if options.out else 0
+    if left_out:
+        say(f"{counted(left_out, 'result')} with --limit or --set left out; --all adds them", errors=True)
     models = [f"{subject.used.name}={options.model_id}"] if options.model_id else []
     licences = [f"{subject.used.name}={options.licence}"] if options.licence else []
     publication = publication_from(models, options.hub_dataset, options.source, licences)
     groups = shared_groups(results)
-    if options.out and not groups:
+    if options.out and not groups and not left_out:
         say(f"{options.out} has no results for digest {subject.used.digest[:12]}: the card has none", errors=True)
     folder = options.to or options.checkpoint
     for path in write_card(folder, subject, results, publication, options.force):

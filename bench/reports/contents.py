@@ -15,7 +15,9 @@ from typing import Any, Literal, get_args
 
 from bench.reports.leaderboard import Cell, Leaderboard, cell_text, troubles, with_ties
 from bench.reports.ranks import MeanRanks, RankCorrelation, health_correlations, mean_ranks
-from bench.results.record import CheckpointUsed, Result, images_seen, time_text
+from bench.results.record import CheckpointUsed, Result, images_seen, interval_decimals, suffix, time_text
+from bench.statistics.compare import interval_text
+from bench.statistics.matching import match_results, paired_test
 from bench.statistics.significance import Column, Key, PairedTestCache, paired_tests, tie_letters
 from checkpoints.export import spec_in
 from checkpoints.flops import forward_flops
@@ -73,6 +75,7 @@ class ReportTable:
     caveats: tuple[str, ...]
     is_tested: bool  # whether paired tests compared the first column's best network with the others
     beats_pixels: bool | None  # whether a network is significantly better than raw pixels; None: not tested
+    over_pixels: str = ""  # by how much the only network differs from raw pixels: `53.1 points [46.2, 60.0]`
 
     @property
     def images(self) -> int | None:
@@ -113,7 +116,9 @@ def contents(leaderboard: Leaderboard, networks: Leaderboard | None = None) -> R
     indices: dict[tuple[str, Key], list[int]] = {}  # (group, checkpoint) -> indices of its results
     for index, result in enumerate(results):
         indices.setdefault((result.group, result.checkpoint.key), []).append(index)
-    tables = tuple(_table(leaderboard, networks, group, results, indices) for group in leaderboard.groups)
+    checks = {result.group for result in results if result.limit is not None or result.protocol.name.endswith("smoke")}
+    groups = sorted(leaderboard.groups, key=checks.__contains__)  # checks that something runs come last
+    tables = tuple(_table(leaderboard, networks, group, results, indices) for group in groups)
     ranked = mean_ranks(networks)
     return ReportContents(
         tables=tables,
@@ -181,7 +186,13 @@ def _checkpoint_facts(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> d
     saved = leaderboard.folder.parent / "exports" / f"{checkpoint.name}-{checkpoint.digest[:8]}"
     specs = (spec_in(folder, checkpoint.digest) for folder in (saved, checkpoint.source) if folder)
     if spec := next(filter(None, specs), None):
-        cost["forward_gflop"] = forward_flops(spec) / 1e9  # per image, at the network's own image size
+        evaluated = replace(spec, image_size=checkpoint.image_size or spec.image_size)
+        cost["forward_gflop"] = forward_flops(evaluated) / 1e9  # of an image
+    own = [stored.result for stored in leaderboard.results if stored.result.checkpoint.key == checkpoint.key]
+    cost["evaluation_seconds"] = sum(result.seconds for result in own)
+    speeds = [result.images_per_second for result in own if result.images_per_second]
+    cost |= {"evaluation_images_per_second": max(speeds)} if speeds else {}
+    cost = {name: value for name, value in cost.items() if value}
     texts = {
         "training time" if name == "hours" else name.replace("_", " "): (
             time_text(value) if name == "hours" else f"{value:.4g}" if isinstance(value, float) else value
@@ -278,6 +289,7 @@ def _table(
         caveats=merged_notes(leaderboard.caveats[group], [leaderboard.names[used] for used in cells]),
         is_tested=main in networks.ties,
         beats_pixels=_beats_pixels(leaderboard, networks, main),
+        over_pixels=_over_pixels(leaderboard, networks, main),
     )
 
 
@@ -302,6 +314,29 @@ def _beats_pixels(leaderboard: Leaderboard, networks: Leaderboard, column: Colum
     if not raw_pixels or column not in leaderboard.ties or not any(column in cells for cells in networks.rows.values()):
         return None
     return not raw_pixels & leaderboard.ties[column]
+
+
+def _over_pixels(leaderboard: Leaderboard, networks: Leaderboard, column: Column) -> str:
+    """The difference between the only network of a column and raw pixels, with the interval of the paired test; "" for
+    several networks, and without such a test. Positive: the network is better."""
+    of_networks = [used for used, cells in networks.rows.items() if column in cells]
+    of_pixels = [used for used, cells in leaderboard.rows.items() if used.is_raw_pixels and column in cells]
+    compared = [*of_networks, *of_pixels]
+    if not len(of_networks) == len(of_pixels) == 1 or column not in leaderboard.ties:
+        return ""
+    of_group = [stored for stored in leaderboard.results if stored.result.group == column[0]]
+    sides = [[stored for stored in of_group if stored.result.checkpoint.key == used.key] for used in compared]
+    matches, _ = match_results(sides[0], sides[1], (compared[0].name, compared[1].name))
+    try:
+        test = paired_test(matches[0], column[1])
+    except (IndexError, ValueError):
+        return ""
+    cell = networks.rows[compared[0]][column]
+    better = -1 if cell.higher_is_better is False else 1
+    low, high = sorted((better * test.low, better * test.high))
+    digits = interval_decimals(test.difference, cell.unit)
+    unit = " points" if cell.unit == "%" else suffix(cell.unit)
+    return f"{better * test.difference:.{digits}f}{unit} {interval_text(low, high, digits)}"
 
 
 def merged_notes(notes: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
@@ -413,6 +448,11 @@ def competing(table: ReportTable) -> list[TableRow]:
 def headline(report: ReportContents) -> str:
     """A few sentences on what paired tests show over all tables."""
     contested = [table for table in report.tables if len(competing(table)) > 1 and table.is_tested]
+    alone = [table for table in report.tables if table.beats_pixels and table.over_pixels]
+    if not contested and alone:
+        shown = [f"{table.over_pixels} in {table.group}" for table in alone[:MAX_NAMED]]
+        more = f", and in {len(alone) - MAX_NAMED} more" if len(alone) > MAX_NAMED else ""
+        return f"{leaders_of(alone[0])[0]} beats raw pixels by {', by '.join(shown)}{more}."
     if not contested:
         return "No protocol has measured and tested two trained networks yet, so there is nothing to rank."
     total = f"of {len(contested)} protocol{'s' if len(contested) > 1 else ''}"
@@ -486,6 +526,8 @@ def verdict(table: ReportTable) -> str:
         return "No trained network was measured."
     if len(rows) == 1:
         sentence = f"{leaders[0]} is the only trained network measured {images}."
+        if table.beats_pixels and table.over_pixels:
+            sentence = f"{leaders[0]} beats raw pixels by {table.over_pixels} {images}."
     elif not table.is_tested:
         sentence = f"{leaders[0]} has the best number {images}; there is no paired test of this metric."
     elif len(leaders) == 1:

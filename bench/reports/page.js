@@ -21,7 +21,7 @@
   };
   const compare = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)));
   for (const table of document.querySelectorAll("table")) {
-    const heads = [...table.tHead.rows[0].cells];
+    const heads = [...table.tHead.rows[table.tHead.rows.length - 1].cells];
     heads.forEach((head, column) => {
       const button = head.querySelector("button");
       if (!button) return;

@@ -3,10 +3,11 @@
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from bench.reports.contents import ReportContents, common_notes, evidence, headline, read_contents, verdict
+from bench.reports.contents import ReportContents, ReportTable, common_notes, evidence, headline, read_contents, verdict
 from bench.reports.details import details_by_table
 from bench.reports.drawing import svg_of
 from bench.reports.figures import (
@@ -84,7 +85,7 @@ def page_of(
     # The page's content security policy allows no style or script but its own. `svg` marks figures as safe: matplotlib
     # escapes their texts.
     script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
-    functions = (common_notes, end_text, evidence, headline, letter_ranges, time_unit, verdict)
+    functions = (common_notes, end_text, evidence, headline, letter_ranges, set_spans, time_unit, verdict)
     results = [{name: printable(value) for name, value in result.items()} for result in report.results]
     return html_template((HERE / "page.html").read_text(encoding="utf-8"), HERE).render(
         **{function.__name__: function for function in functions},
@@ -109,6 +110,11 @@ def page_of(
 def tables_page(leaderboard: Leaderboard) -> str:
     """The page of a leaderboard without figures, for notebooks and as one of its formats."""
     return page_of(read_contents(leaderboard, leaderboard.folder.parent))
+
+
+def set_spans(tables: Sequence[ReportTable]) -> list[tuple[str, int]]:
+    """Image set and number of tables of each run of tables of one set."""
+    return [(name, len(list(run))) for name, run in groupby(table.result.data.name for table in tables)]
 
 
 def letter_ranges(letters: str) -> str:

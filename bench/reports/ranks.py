@@ -31,8 +31,9 @@ NETWORKS = 100  # no intervals for more networks: they need the values of every 
 class MeanRanks:
     """Mean ranks over protocols, and their distribution over resamples.
 
-    means: network -> mean rank of its numbers; 1 is the best. columns: number of protocols. drawn (R, C): mean ranks on
-    resamples, networks in the order of `means`; None if the values of single images are not kept.
+    means: network -> mean rank of its numbers; 1 is the best, and those tied with a column's best share the mean of its
+    first ranks. columns: number of protocols. drawn (R, C): mean ranks of the numbers on resamples, networks in the
+    order of `means`; None if the values of single images are not kept.
     """
 
     means: Mapping[Key, float] = field(default_factory=dict)
@@ -46,7 +47,8 @@ class MeanRanks:
         if self.drawn is None:
             return f"{self.means[key]:.2f}"
         ranks = self.drawn[:, list(self.means).index(key)]
-        low, high = np.quantile(ranks, (LEVEL / 2, 1 - LEVEL / 2))
+        ends = np.quantile(ranks, (LEVEL / 2, 1 - LEVEL / 2))
+        low, high = min(ends[0], self.means[key]), max(ends[1], self.means[key])  # which ties may move beyond them
         return f"{self.means[key]:.2f} [{low:.2f}, {high:.2f}]"
 
     def sentence(self, names: Mapping[Key, str]) -> str:
@@ -83,7 +85,9 @@ def mean_ranks(networks: Leaderboard) -> MeanRanks:
     cells = {used.key: row for used, row in networks.rows.items()}
     signs = [-1 if cells[keys[0]][column].higher_is_better else 1 for column in columns]
     numbers = [np.array([[cells[key][column].mean for key in keys]]) for column in columns]
-    means = dict(zip(keys, _mean_rank(numbers, signs)[0].tolist(), strict=True))
+    tied = [np.array([key in networks.ties[column] for key in keys]) for column in columns]
+    shared = [_shared_ranks(sign * values[0], level) for values, sign, level in zip(numbers, signs, tied, strict=True)]
+    means = dict(zip(keys, np.mean(shared, axis=0).tolist(), strict=True))
     drawn = None
     if len(keys) <= NETWORKS:
         by_group_and_key: dict[tuple[str, Key], list[StoredResult]] = defaultdict(list)
@@ -97,6 +101,15 @@ def mean_ranks(networks: Leaderboard) -> MeanRanks:
         except ValueError:  # only the number was kept, or the images differ
             drawn = None
     return MeanRanks(means=means, columns=len(columns), drawn=drawn)
+
+
+def _shared_ranks(values: np.ndarray, tied: np.ndarray) -> np.ndarray:
+    """Ranks of values (C,), the lowest first, of which the `tied` (C,) bool share the mean of the first ranks."""
+    from scipy.stats import rankdata
+
+    ranks, count = np.full(len(values), (1 + tied.sum()) / 2), tied.sum()
+    ranks[~tied] = count + rankdata(values[~tied])
+    return ranks
 
 
 def _mean_rank(columns: Sequence[np.ndarray], signs: Sequence[int]) -> np.ndarray:

@@ -16,8 +16,17 @@ from made_results import EVIL, made_checkpoint, made_leaderboard, save_result
 from shown_results import Elements, report_of, result
 from small_exports import make_export
 
-from bench.reports.contents import common_notes, evidence, headline, merged_notes, provenance, verdict
+from bench.reports.contents import (
+    common_notes,
+    evidence,
+    headline,
+    merged_notes,
+    provenance,
+    read_contents,
+    verdict,
+)
 from bench.reports.details import image_details
+from bench.reports.leaderboard import read_leaderboard
 from bench.reports.page import figures_of, packed, page_of, report_page
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, TrainingCost
 from bench.results.store import comparable_results
@@ -111,6 +120,34 @@ def test_the_headline_claims_only_what_paired_tests_support():
     assert text.startswith("No network is significantly better") and "most often: a and b, in 2" in text
     report = report_of(results[:1])
     assert "nothing to rank" in headline(report) and evidence(report) == []
+
+
+def test_one_network_beside_pixels_has_a_sentence_and_checks_come_last(tmp_path):
+    """The network is right on 60 of 100 images, raw pixels on 20 of these."""
+    network, raw_pixels = made_checkpoint("a", 1), made_checkpoint("raw", 2, method="pixels")
+    data = DataUsed(name="digits", url="digits:", images={"train": 10, "val": 100}, fingerprints={"val": "aa"})
+    for used, right in ((network, 60), (raw_pixels, 20)):
+        for limit in (50, None):
+            metrics = {"top1": MetricRecord(value=float(right), array="top1")}
+            made = replace(
+                result(used, 1.0, metrics=metrics, data=data), limit=limit, seconds=2.0, images_per_second=7.0
+            )
+            save_result(tmp_path, made, {"top1": np.arange(100) < right})
+    report = read_contents(read_leaderboard(tmp_path), tmp_path)
+    full, check = report.tables
+    assert full.result.limit is None and check.result.limit == 50
+    assert full.over_pixels == "40.0 points [29.4, 49.0]" and full.over_pixels in verdict(full)
+    text = headline(report)
+    assert text.startswith("a beats raw pixels by 40.0 points [") and "in digits/knn@dino" in text
+    assert report.checkpoints[0]["cost"] == {"evaluation_seconds": 4.0, "evaluation_images_per_second": 7.0}
+    heads = page_of(report, {}, {})
+    assert 'colspan="2">digits</th>' in heads and ">images/s<" in heads and ">evaluation, s<" in heads
+
+
+def test_networks_tied_with_the_best_share_a_mean_rank():
+    a, b, c = (made_checkpoint(name, number) for number, name in enumerate("abc", 1))
+    report = report_of([result(a, 80.0), result(b, 79.5), result(c, 60.0)], level_of(a, b))
+    assert [(row.name, row.rank.split()[0]) for row in report.overview] == [("a", "1.50"), ("b", "1.50"), ("c", "3.00")]
 
 
 def test_a_metric_without_a_paired_test_has_no_winner(tmp_path):

@@ -83,6 +83,10 @@ def test_a_card_shows_the_measured_results(bench, export, tmp_path):
     names = ("--model-id", "me/alpha", "--hub-dataset", "digits=me/digits", "--licence", "mit")
     words = ("card", "--checkpoint", export, "--out", out, *names)
     code, output, err = bench(*words)
+    assert code == 0 and err.startswith("1 result with --limit or --set left out") and output.count("written: ") == 2
+    assert "limit=8" not in (export / "README.md").read_text()
+    words = (*words, "--all")
+    code, output, err = bench(*words)
     assert code == 0 and err == "" and output.count("written: ") == 2
     text = (export / "README.md").read_text()
     for line in (
@@ -102,7 +106,7 @@ def test_a_card_shows_the_measured_results(bench, export, tmp_path):
     assert entries[0]["notes"] == ("top1_k10 81.00 [75.0, 85.0] +- 0.82 (n=3), 95 % interval in brackets; version 1")
     assert bench(*words)[0] == 0 and (export / "README.md").read_text() == text
     assert header_of(text)["license"] == "mit" and "as the author of this card says: MIT." in text
-    lines = bench("card", "--checkpoint", export, "--out", out)[2].splitlines()
+    lines = bench("card", "--checkpoint", export, "--out", out, "--all")[2].splitlines()
     assert lines[0].startswith("licence: unknown, as the card states; give it by --licence")
     assert lines[1].startswith("digits: not in .eval_results, because its id") and len(lines) == 2
     assert not list(export.rglob("*.yaml")), "entries of a data set that is no longer named are removed"
