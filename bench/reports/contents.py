@@ -184,7 +184,8 @@ def _checkpoint_facts(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> d
     }
     cost = {name: value for name, value in asdict(checkpoint.training_cost).items() if value}
     saved = (leaderboard.folder.parent / "exports").glob(f"*-{checkpoint.digest[:8]}")
-    specs = (spec_in(folder, checkpoint.digest) for folder in (*saved, checkpoint.source) if folder)
+    folders = [*map(str, saved), checkpoint.source]
+    specs = (spec_in(folder, checkpoint.digest) for folder in folders if folder)
     if spec := next(filter(None, specs), None):
         evaluated = replace(spec, image_size=checkpoint.image_size or spec.image_size)
         cost["forward_gflop"] = forward_flops(evaluated) / 1e9  # of an image
