@@ -13,7 +13,7 @@ from checkpoints.spec import SIZES, Preparation
 from checkpoints.vit import ViT, skip_init
 from downstream.data.scenes import TINY, SceneSet, check_layout
 from downstream.loop.training import Plan, batch_norm_warnings
-from downstream.models.operators import quiet_libraries
+from downstream.models.operators import quiet_libraries, require_libraries
 from engine.errors import option
 from engine.tasks import Task, Workspace
 from engine.work import Part, Scale, Work, count_flops
@@ -81,6 +81,7 @@ class DenseTask(Task):
         raise NotImplementedError
 
     def check_images(self, space: Workspace) -> None:
+        require_libraries()
         check_layout(space.data, self.LAYOUT)
         if space.skip_bad:
             raise ValueError(

@@ -10,6 +10,7 @@ OPTIONAL = {
     "mmcv": ("onedl-mmcv", "dense", "dense tasks"),
     "mmseg": ("onedl-mmsegmentation", "dense", "dense tasks"),
     "mmdet": ("onedl-mmdetection", "dense", "detection"),
+    "pycocotools": ("pycocotools", "dense", "masks of COCO's layout"),
     "faster_coco_eval": ("faster-coco-eval", "dense", "detection"),
     "imagecorruptions": ("imagecorruptions-imaug", "dense", "the corruption frost, whose pictures it holds,"),
     "matplotlib": ("matplotlib", "figures", "bench visualize and bench report"),
@@ -30,12 +31,17 @@ def install_command(name: str) -> str:
     return f"pip install 'ssl-vit-bench[{OPTIONAL[name][1]}]'"
 
 
+def is_lacking(name: str) -> bool:
+    """Whether this Python has no wheels of an optional package (import name)."""
+    return name in UP_TO_312 and sys.version_info >= (3, 13)
+
+
 def require(*names: str) -> None:
     """Check that optional packages (import names) are installed. ValueError with the install command if one is not."""
     for name in names:
         if sys.modules.get(name) is None and find_spec(name) is None:
             package, _, feature = OPTIONAL[name]
-            if name in UP_TO_312 and sys.version_info >= (3, 13):
+            if is_lacking(name):
                 version = f"{sys.version_info.major}.{sys.version_info.minor}"
-                raise ValueError(f"{feature} needs {package}, which Python {version} does not have: use Python 3.12")
+                raise ValueError(f"Python {version} does not have {package}, for {feature.strip(',')}: use Python 3.12")
             raise ValueError(f"{package} is not installed, and {feature} needs it: {install_command(name)}")

@@ -13,7 +13,7 @@ from engine.optional import UP_TO_312
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Packages without wheels for Python 3.13, and those that come with them.
-LACKING = {*UP_TO_312, "pycocotools", "cv2"} if sys.version_info >= (3, 13) else set()
+LACKING = {*UP_TO_312, "cv2"} if sys.version_info >= (3, 13) else set()
 
 
 def lacking(error: BaseException | None) -> str | None:
@@ -23,7 +23,7 @@ def lacking(error: BaseException | None) -> str | None:
     """
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in LACKING:
         return f"needs {error.name}, which Python 3.13 does not have"
-    refusal = re.search(r"needs [\w-]+, which Python 3\.\d+ does not have", str(error))
+    refusal = re.search(r"Python 3\.\d+ does not have [\w-]+", str(error))
     return refusal[0] if refusal and LACKING else None
 
 

@@ -20,7 +20,7 @@ from engine import blas_kernel
 from engine.errors import in_one_line, memory_limit
 from engine.extensions import FOLDERS, extensions, import_extension, refused_plugins
 from engine.machine import cores, cpu_model, installed, memory_bytes
-from engine.optional import OPTIONAL, install_command
+from engine.optional import OPTIONAL, install_command, is_lacking
 from engine.printing import counted, say, table
 
 Options = CommandOptions
@@ -111,8 +111,8 @@ def _library(name: str, package: str, fix: str = EVERYTHING) -> Check:
 
 
 def _python() -> Iterator[Check]:
-    good = (3, 11) <= sys.version_info < (3, 13)
-    fix = "" if good else "use Python 3.11 or 3.12"
+    good = sys.version_info >= (3, 11)
+    fix = "" if good else "use Python 3.11 or later"
     text = f"{platform.python_version()}, {sys.executable}"
     yield Check("python", "ok" if good else "missing", text, fix=fix)
 
@@ -203,7 +203,8 @@ def _mmcv() -> Iterator[Check]:
     # The code that will run the operators determines which they are; without mmcv nothing is imported.
     package = next((name for name in ("onedl-mmcv", "mmcv", "mmcv-lite") if installed(name)), None)
     if package is None or importlib.util.find_spec("mmcv") is None:
-        yield Check("mmcv", "missing", "not installed; dense tasks need it", EVERYTHING, needed=False)
+        fix = "use Python 3.12, this one has no wheels" if is_lacking("mmcv") else EVERYTHING
+        yield Check("mmcv", "missing", "not installed; dense tasks need it", fix, needed=False)
         return
     from downstream.models import operators
     from downstream.models.operators import quiet_libraries
@@ -231,7 +232,8 @@ def _optional() -> Iterator[Check]:
         if version := installed(package) or (importlib.util.find_spec(name) and f"{name}, from another package"):
             yield Check(package, "ok", version, needed=False)
         else:
-            yield Check(package, "note", f"not installed; for {feature}", fix=install_command(name), needed=False)
+            fix = "use Python 3.12, this one has no wheels" if is_lacking(name) else install_command(name)
+            yield Check(package, "note", f"not installed; for {feature}", fix=fix, needed=False)
 
 
 def _plugins() -> Iterator[Check]:

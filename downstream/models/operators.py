@@ -129,10 +129,15 @@ def operators_in_use() -> OperatorSource | None:
     return install_operators() if sys.modules.get(EXTENSION) else None
 
 
+def require_libraries() -> None:
+    """Raise ValueError if a library of dense tasks is not installed."""
+    require(*PACKAGES, "faster_coco_eval")
+
+
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Let the mm libraries find operators, and silence them and the loggers that they create."""
-    require(*PACKAGES, "faster_coco_eval")
+    require_libraries()
     silence = io.StringIO()
     with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -10,6 +10,7 @@ import torchvision
 import bench.commands.doctor
 from engine import blas_kernel
 from engine.machine import git_commit, installed, versions
+from engine.optional import require
 
 
 @pytest.fixture
@@ -110,6 +111,7 @@ def test_an_untested_pair_that_works_is_a_note(bench, monkeypatch):
 
 def test_the_operators_of_mmcv_are_those_in_use(bench):
     """Those of its compiled library where mmcv has one, otherwise torchvision's in its place."""
+    require("mmcv")
     package = Path(importlib.util.find_spec("mmcv").origin).parent
     compiled = any(package.glob("_ext*.so"))
     _, out, _ = bench("doctor")
