@@ -11,6 +11,8 @@ and, if the trunk has timm's names,
                      optional
 or, for any other trunk,
     convert(branch)  -> Conversion
+and, optionally,
+    check(file)      raises ValueError for a file of that code that is not read
 No tensor of the network may be missing; an importer cannot declare exceptions, because no source needs them. If trunks
 do not have timm's patch embedding, FIRST lists the tensors that identify them.
 """
@@ -370,6 +372,8 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
         raise ValueError(
             f"{file.path} as {key}: {option('architecture')} is for files of timm's models; say timm:{file.path}"
         )
+    if hasattr(importer, "check"):
+        importer.check(file)
     branch = _choose_branch(key, importer, file, options)
     try:
         conversion = _convert(importer, extension, branch)

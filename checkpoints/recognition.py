@@ -154,6 +154,15 @@ def _correlation(first: Tensor, second: Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(*centred, dim=0))
 
 
+VIDEO = "it is a network for videos: its patches have frames and its rotary positions time, which no ViT here computes"
+
+
+def video_reason(tensors: Mapping[str, Tensor]) -> str:
+    """VIDEO for a network whose patch embedding (D, 3, T, p, p) reads several frames, as V-JEPA's; "" for others."""
+    ends = ("patch_embed.proj.weight", "patch_embeddings.proj.weight")
+    return VIDEO if any(name.endswith(ends) and tensor.ndim == 5 for name, tensor in tensors.items()) else ""
+
+
 def unsupported_reason(names: Iterable[str], table: Tensor | None = None, is_known: bool = False) -> str:
     """Why no importer can read a network whose tensors have these names; "" if the names show no reason.
 

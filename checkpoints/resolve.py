@@ -33,7 +33,7 @@ from checkpoints.frozen import SCHEME, Forward, FrozenExport, held_network, own_
 from checkpoints.import_options import TIMM_SCHEMES, ImportOptions, check_reference, file_importers
 from checkpoints.importing import ASSUMED_STATISTICS, import_file, leaves_unknown_tensors, prefix_advice
 from checkpoints.reading import ForeignFile, read_foreign
-from checkpoints.recognition import unsupported_reason
+from checkpoints.recognition import unsupported_reason, video_reason
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.errors import option
@@ -105,7 +105,8 @@ def of_module(network: nn.Module, options: ImportOptions, forward: Forward | Non
         return import_file(importer, file, options)
     importer = load_extension("importers", "timm")
     if forward is None and importer.is_importable(network):
-        model = importer.timm_model(copy.deepcopy(network).cpu().float(), network.pretrained_cfg["architecture"])
+        name = network.pretrained_cfg["architecture"]
+        model = importer.timm_model(copy.deepcopy(network).cpu().float(), name, options.image_size)
         if options.statistics:
             mean, std = options.preparation.mean, options.preparation.std
             model = replace(model, preparation=replace(model.preparation, mean=mean, std=std))
@@ -177,7 +178,7 @@ def detect(file: ForeignFile) -> str:
             f"{file.path} is a training state; bench run and bench inspect take {run}, the training's "
             f"folder, and `bench export {run}` writes its encoder"
         )
-    if not keys and (reason := unsupported_reason(file.tensors)):
+    if not keys and (reason := video_reason(file.tensors) or unsupported_reason(file.tensors)):
         raise ValueError(f"{file.path}: {reason}")
     if not keys:
         examples = ", ".join(list(file.tensors)[:3])
@@ -222,4 +223,4 @@ def _load_timm(reference: str, options: ImportOptions) -> ViTExport:
     if colon and scheme == "hf-hub" and (folder := transformers_snapshot(place)):
         return import_file(load_extension("importers", "transformers"), read_folder(folder), options)
     importer = load_extension("importers", "timm")
-    return import_file(importer, importer.open_model(reference), options)
+    return import_file(importer, importer.open_model(reference, options.image_size), options)

@@ -6,7 +6,8 @@ file holds a state dict, alone or as timm's train.py saves it. Its tensors do no
 not the activation or head count: users state them by `--statistics` and `--architecture`, timm's name of the model.
 
 `spec_of` reads sizes and conventions from the modules of a model, not from its name. It accepts timm's
-VisionTransformer, VisionTransformerDistilled (DeiT), Beit and Eva, if checkpoints/vit.py can compute all their parts.
+VisionTransformer, VisionTransformerDistilled (DeiT), Beit and Eva, if checkpoints/vit.py can compute all their parts,
+and NaFlexVit for images of one size (--image-size, by default timm's), with its positions at that size.
 """
 
 import json
@@ -21,6 +22,7 @@ import torch
 from huggingface_hub import hf_hub_download, list_repo_files
 from timm.layers import (
     AttentionRope,
+    GELUTanh,
     GluMlp,
     LayerNorm,
     Mlp,
@@ -30,12 +32,14 @@ from timm.layers import (
     RotaryEmbeddingDinoV3,
     RotaryEmbeddingMixed,
     SwiGLU,
+    to_2tuple,
 )
 from timm.models import beit
 from timm.models._hub import load_model_config_from_hf, load_model_config_from_path
 from timm.models.beit import Beit
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.eva import Eva, EvaAttention, EvaBlock, EvaBlockPostNorm
+from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Attention, Block, ResPostBlock, VisionTransformer
 from torch import nn
 from torch.nn import Identity
@@ -80,7 +84,7 @@ RENAMES = {r"^dist_token$": "reg_token"}  # a distilled DeiT is a plain ViT with
 MAX_REASON_LENGTH = 300  # characters of a library's message
 MAX_DIFFERENCE = 1e-5  # of features from timm's, as a share of the largest value; in float32
 INVALID_CONFIG_ERRORS = (TypeError, AttributeError, ValueError)  # raised by timm for invalid settings in a config.json
-CLASSES = (VisionTransformer, VisionTransformerDistilled, Beit, Eva)
+CLASSES = (VisionTransformer, VisionTransformerDistilled, Beit, Eva, NaFlexVit)
 # timm's modules with ViTs of a single resolution ("vision_transformer" is models/vision_transformer.py), of which
 # `spec_of` accepts most
 VIT_MODULES = (
@@ -95,7 +99,6 @@ VIT_MODULES = (
 )
 # Class of timm's -> what it computes that checkpoints/vit.py does not.
 UNSUPPORTED = {
-    "NaFlexVit": "packs patches of images of any shape and resizes positions by rules of its own",
     "VisionTransformerSAM": "attends within windows, by relative positions of rows and columns",
     "VisionTransformerRelPos": "has relative positions that an MLP makes, or tables without a class token",
     "HybridEmbed": "a convolutional network",
@@ -115,6 +118,8 @@ def spec_of(model: nn.Module, reference: str) -> ViTSpec:
         raise ValueError(
             f"{reference} is a {class_name}{reason}; timm's VisionTransformer, Beit and Eva can be imported"
         )
+    if isinstance(model, NaFlexVit):
+        return replace(spec_of(vit_of_size(model), reference), position_resize="fixed")
     for part_name, part, supported_types in _parts(model):
         if not isinstance(part, supported_types):
             part_type = type(part).__name__
@@ -135,6 +140,42 @@ def spec_of(model: nn.Module, reference: str) -> ViTSpec:
         **_block_fields(model),
         **(_eva_fields(model) if type(model) is Eva else {}),
     )
+
+
+def vit_of_size(model: NaFlexVit, size: tuple[int, int] | None = None) -> VisionTransformer:
+    """A VisionTransformer that computes what a NaFlexVit does on images of one size, with its blocks and norms.
+
+    size: height and width in pixels; None: timm's. Raises ValueError for positions of other kinds than tables.
+    """
+    embeds, prefix = model.embeds, bool(model.has_class_token)
+    apply = {"learned": embeds._apply_learned_pos_embed, "factorized": embeds._apply_factorized_pos_embed}
+    if embeds.pos_embed_type not in apply:
+        raise ValueError(f"its positions are of the kind {embeds.pos_embed_type!r}, which only NaFlexVit computes")
+    with torch.device(embeds.proj.weight.device), torch.no_grad():
+        vit = VisionTransformer(
+            img_size=size or tuple(model.pretrained_cfg["input_size"][1:]),
+            patch_size=embeds.patch_size,
+            embed_dim=model.embed_dim,
+            depth=0,
+            num_classes=0,
+            class_token=prefix,
+            reg_tokens=model.num_reg_tokens,
+            no_embed_class=True,
+            global_pool="token" if model.global_pool == "token" else "avg",
+        )
+        table = torch.zeros(1, vit.patch_embed.num_patches, model.embed_dim)
+        apply[embeds.pos_embed_type](table, list(vit.patch_embed.grid_size))
+        order = (0, 3, 1, 2) if embeds.channels_last else (0, 1, 2, 3)
+        height, width = embeds.patch_size
+        weight = embeds.proj.weight.unflatten(1, (height, width, 3) if embeds.channels_last else (3, height, width))
+        vit.patch_embed.proj.weight.copy_(weight.permute(order))
+        vit.patch_embed.proj.bias.copy_(embeds.proj.bias)
+    vit.pos_embed, vit.cls_token, vit.reg_token = nn.Parameter(table), embeds.cls_token, embeds.reg_token
+    vit.blocks, vit.norm, vit.fc_norm = model.blocks, model.norm, model.fc_norm
+    is_tanh = isinstance(model.blocks[0].mlp.act, GELUTanh)
+    architecture = "vit_base_patch32_siglip_gap_256" if is_tanh else "vit_base_patch16_224"
+    vit.pretrained_cfg = {**model.pretrained_cfg, "architecture": architecture}
+    return vit
 
 
 def _parts(model: nn.Module) -> Iterator[tuple[str, object, type | tuple[type, ...]]]:
@@ -251,8 +292,11 @@ def recognise(file: ForeignFile) -> bool:
     return bool(tensors) and not is_other and position_kind(tensors) in ("learned", "none")
 
 
-def open_model(reference: str) -> TimmModel:
-    """The model that timm calls `reference`, with its pretrained weights. Raises ValueError if it cannot be loaded."""
+def open_model(reference: str, image_size: int | tuple[int, int] | None = None) -> TimmModel:
+    """The model that timm calls `reference`, with its pretrained weights. Raises ValueError if it cannot be loaded.
+
+    image_size: of a NaFlexVit, in pixels.
+    """
     scheme, colon, place = reference.partition(":")
     if not colon:
         _spec_of_name(reference)  # refuses unsupported models before their weights are downloaded
@@ -274,7 +318,7 @@ def open_model(reference: str) -> TimmModel:
         if isinstance(error, json.JSONDecodeError):
             reason = f"its config.json is not valid JSON ({reason}); download or save it again"
         raise ValueError(f"timm cannot load {reference!r}: {reason}") from error
-    return timm_model(model, reference)
+    return timm_model(model, reference, image_size)
 
 
 def is_importable(network: torch.nn.Module) -> bool:
@@ -285,14 +329,18 @@ def is_importable(network: torch.nn.Module) -> bool:
         return False
 
 
-def timm_model(model: torch.nn.Module, reference: str) -> TimmModel:
+def timm_model(model: torch.nn.Module, reference: str, image_size: int | tuple[int, int] | None = None) -> TimmModel:
     """A timm model with its current weights as a TimmModel. Raises ValueError if it cannot be imported.
 
-    reference: its name in messages and in the export.
+    reference: its name in messages and in the export. image_size: of a NaFlexVit, in pixels.
     """
     model.eval()
-    spec, size = spec_of(model, reference), tuple(model.patch_embed.img_size)
-    tensors = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    vit = model
+    if isinstance(model, NaFlexVit):
+        vit = vit_of_size(model, to_2tuple(image_size) if image_size else None).eval()
+    spec, size = spec_of(vit, reference), tuple(vit.patch_embed.img_size)
+    spec = replace(spec, position_resize="fixed") if vit is not model else spec
+    tensors = {name: tensor.detach().cpu() for name, tensor in vit.state_dict().items()}
     with torch.inference_mode():
         tokens = model.forward_features(synthetic_image(size).float())
     return TimmModel(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from checkpoints.importing import BranchTensors, Conversion, relative_vit, size_from, split_class_tokens
 from checkpoints.reading import ForeignFile
-from checkpoints.recognition import position_kind
+from checkpoints.recognition import position_kind, video_reason
 from checkpoints.spec import Preparation, ViTSpec
 from engine.errors import option
 
@@ -102,10 +102,15 @@ def recognise(file: ForeignFile) -> bool:
     return "config.model_type" in file.facts
 
 
+def check(file: ForeignFile) -> None:
+    model_type = file.facts.get("config.model_type")
+    if model_type not in KINDS:
+        reason = video_reason(file.tensors) or f"models of {', '.join(KINDS)} can be read"
+        raise ValueError(f"{file.path}: config.json says {model_type!r}; {reason}")
+
+
 def convert(branch: BranchTensors) -> Conversion:
     model_type = _model_type(branch)
-    if model_type not in KINDS:
-        raise ValueError(f"config.json says {model_type!r}; models of {', '.join(KINDS)} can be read")
     renames = dict(RENAMES)
     if _setting(branch, "use_gated_mlp", False) or model_type.startswith("aimv2"):
         renames |= {r"\.mlp\.gate_proj\.": ".mlp.fc1_g.", r"\.mlp\.up_proj\.": ".mlp.fc1_x."}

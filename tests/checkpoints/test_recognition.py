@@ -113,6 +113,13 @@ def test_parts_that_no_tensor_identifies_are_named(name, tmp_path):
         assert ("with bench import --architecture NAME" in message) == (name in NAMED)
 
 
+def test_networks_for_videos_are_refused_as_such(tmp_path):
+    state = {name: t for name, t in state_of("vit_tiny_patch16_224").items() if name != "cls_token"}
+    state["patch_embed.proj.weight"] = state["patch_embed.proj.weight"].unsqueeze(2).repeat(1, 1, 2, 1, 1)
+    trunk = {f"module.backbone.{name}": tensor for name, tensor in state.items()}
+    assert "videos" in load_refusal(save({"encoder": trunk, "target_encoder": trunk}, tmp_path))  # V-JEPA 2's layout
+
+
 def test_a_distilled_deit_is_read_with_its_second_token(tmp_path):
     path = save(state_of("deit_tiny_distilled_patch16_224", num_classes=5), tmp_path)
     options = ImportOptions(heads=4, statistics="imagenet")

@@ -12,8 +12,10 @@ import timm
 import torch
 from random_networks import randomise
 from timm.models import save_for_hf
+from timm.models.naflexvit import NaFlexVit
 
 from checkpoints.export import ViTExport
+from checkpoints.import_options import ImportOptions
 from checkpoints.resolve import load
 from tools.timm_page import description_of, model_without_weights, pretrained_names, spec_or_reason
 
@@ -33,15 +35,20 @@ QUICK = (
     "deit_tiny_distilled_patch16_224",
     "aimv2_large_patch14_224",
     "beit3_base_patch16_224",
+    "naflexvit_base_patch16_parfac_gap",  # positions of rows and of columns, registers
+    "naflexvit_base_patch16_radio_v3",  # positions resized with aligned corners, no final norm
     "vit_so400m_patch14_siglip_384",  # patches of 14 px leave 6 of 384 px out
 )
 PLAIN = (bool, int, float, str, tuple, list, type(None))
+NAFLEX_SIZE = (64, 48)  # of images, in pixels
 SIDES = {"vit_so400m_patch14_siglip_384": 58}
 
 
 def small_arguments(architecture: str) -> dict:
     """timm's arguments for a small network of the same kind."""
     model = model_without_weights(architecture)
+    if isinstance(model, NaFlexVit):
+        return dict(num_classes=3, embed_dim=32, depth=2, num_heads=4)
     patch, (rows, columns) = model.patch_embed.patch_size[0], model.patch_embed.grid_size
     size = (4 * patch, 4 * patch if rows == columns else 3 * patch)
     sizes: dict = dict(img_size=SIDES.get(architecture, size), num_classes=3)
@@ -79,9 +86,10 @@ def assert_same_features(architecture: str, folder) -> None:
     checked.add(model_structure)
     randomise(model)
     save_for_hf(model, folder / "timm", model_args=arguments, safe_serialization=True)
-    load(f"timm:local-dir:{folder / 'timm'}").save(folder / "export")
+    options = ImportOptions(image_size=NAFLEX_SIZE) if isinstance(model, NaFlexVit) else ImportOptions()
+    load(f"timm:local-dir:{folder / 'timm'}", options).save(folder / "export")
     export = ViTExport.load(folder / "export")
-    images = torch.randn(2, 3, *model.patch_embed.img_size)
+    images = torch.randn(2, 3, *(NAFLEX_SIZE if isinstance(model, NaFlexVit) else model.patch_embed.img_size))
     covered_images = images[..., : export.spec.size[0], : export.spec.size[1]]
     timm_model = timm.create_model(f"local-dir:{folder / 'export'}", pretrained=True).eval()
     assert timm_model.num_classes == 0 and not hasattr(timm_model.head, "weight")
