@@ -7,14 +7,14 @@ from typing import Literal
 from bench.options import CommandOptions
 from engine.settings import NonNegativeInt, PositiveInt
 
-EPILOG = """A head is kept by bench run --keep-heads DIR: X.safetensors with X.json, either of which --head takes.
+EPILOG = """A head is kept by bench run --keep-heads DIR, as a .safetensors and a .json file; --head takes either.
 OUT/predictions.csv has a row for each image: its five most probable classes; or the files of its mask (PNG with a
 palette; classes.csv names the numbers) and overlay, or of its depth (16-bit PNG in millimetres). The same command goes
 on after a kill.
 
 examples:
-  bench run --checkpoint X --suite linear@dinov2 --data birds=folder:/data/birds --out results --keep-heads heads
   bench predict --checkpoint X --head heads/X-1a2b3c4d/birds/linear@dinov2-v2-seed0.json --images photos --out labelled
+  bench predict --checkpoint X --head HEAD.json --images imagenet:/data --split val --skip-bad --out labelled
 """
 
 

@@ -84,6 +84,7 @@ class EvaluatedFit:
     nll: np.ndarray  # (V,) float32, minus the log-probabilities of the true classes
     record: Mapping[str, Any]  # JSON values about the fit
     warning: str  # why to doubt it; "" if there is no reason
+    weights: Tensor | None = None  # (D, C), if heads are kept
 
 
 class HeldOutResult(NamedTuple):
@@ -118,6 +119,7 @@ class Fitter:
     # Choose lambda by the mean of the accuracies in each class, not by top-1 accuracy (dinov2
     # eval/log_regression.py:328).
     per_class: bool = False
+    keep_weights: bool = False  # for `EvaluatedFit.weights`
 
     def is_large(self, rows: int) -> bool:
         """Whether a fit of so many rows is done in blocks. It depends on sizes alone, so the machine changes no
@@ -264,6 +266,7 @@ class Fitter:
             nll=nll,
             record=record,
             warning=self.unfitted_warning(raw_lambda, len(rows), fit.objective),
+            weights=fit.weights.cpu() if self.keep_weights else None,
         )
 
     def unfitted_warning(self, raw_lambda: float, images: int, objective: float) -> str:

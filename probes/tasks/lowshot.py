@@ -12,14 +12,39 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 
+from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport, FrozenSpec
+from engine.rows import Rows
 from engine.settings import Different, Fraction, PositiveInt
-from engine.tasks import ADDED, Metric, Outcome, Protocol, Reads, Workspace, as_reported, resampled
+from engine.tasks import (
+    ADDED,
+    Emit,
+    Head,
+    Metric,
+    Outcome,
+    Predicts,
+    Protocol,
+    Reads,
+    Workspace,
+    as_reported,
+    resampled,
+)
 from engine.work import Part, Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.features.extract import Extraction, FeatureSet, extract, feature_work, transform_of
+from probes.features.extract import (
+    DecodedBatch,
+    Extraction,
+    Extractor,
+    FeatureSet,
+    emit_logits,
+    extract,
+    feature_work,
+    transform_of,
+)
+from probes.features.fallbacks import with_supported_pool
 from probes.features.kinds import FeatureKind
 from probes.lowshot.blocks import BLOCK_ROWS, PreparedRows, Preprocess
 from probes.lowshot.fitting import MAX_IN_MEMORY, EvaluatedFit, FitSettings, Fitter, fit_subsets
@@ -174,6 +199,29 @@ class LowShot(FitSettings, PooledTask):
     def takes(self, images: ImageSet) -> bool:
         return self.takes_several_labels or not images.has_several_labels
 
+    @property
+    def predicts(self) -> Predicts:
+        return "classes" if self.takes_several_labels else ""
+
+    def apply_head(
+        self, head: Head, export: FrozenExport, images: ImageSet, space: Workspace, emit: Emit, first: int = 0
+    ) -> None:
+        kind, weights = with_supported_pool(self, export.spec).kind, head.tensors["weight"].to(space.device)
+        backbone = Backbone(export, space.device, space.precision, space.compiled)
+        extractor = Extractor(backbone=backbone, kinds=(kind,), image_set=images)
+
+        def logits_of(batch: DecodedBatch, span: range) -> torch.Tensor:
+            features = self.prepared(extractor(batch, span)[kind], space).read(np.arange(len(span)))
+            return features @ weights.to(features.dtype)
+
+        emit_logits(logits_of, images, transform_of(export, space, self), space, emit, first)
+
+    def prepared(self, features: Rows, space: Workspace) -> PreparedRows:
+        """Features (N, D) as the classifier reads them."""
+        return PreparedRows(
+            features=features, preprocess=self.preprocess, device=space.device, intercept=self.intercept
+        )
+
     def class_by_class(self, export: FrozenExport, space: Workspace, train: ImageSet, val: ImageSet) -> Outcome:
         """`evaluate` for images with several labels: mean average precision of a fit for each class."""
         transform = transform_of(export, space, self)
@@ -200,12 +248,7 @@ class LowShot(FitSettings, PooledTask):
         self, gallery: FeatureSet, queries: FeatureSet, classes: int, space: Workspace, per_class: bool = False
     ) -> Fitter:
         """The fits on these features. per_class: choose lambda by mean per-class accuracy."""
-        train, val = (
-            PreparedRows(
-                features=features[self.kind], preprocess=self.preprocess, device=space.device, intercept=self.intercept
-            )
-            for features in (gallery, queries)
-        )
+        train, val = (self.prepared(features[self.kind], space) for features in (gallery, queries))
         return Fitter(
             settings=self,
             train=train,
@@ -215,6 +258,7 @@ class LowShot(FitSettings, PooledTask):
             classes=classes,
             seed=space.seed,
             per_class=per_class,
+            keep_weights=bool(space.keep_heads and self.predicts),
         )
 
     def outcome(
@@ -268,8 +312,9 @@ class LowShot(FitSettings, PooledTask):
         arrays = prediction_arrays(predicted, confidence, queries.indices, len(val))
         nll = np.mean([fit.nll for fit in first_fits], axis=0)
         metrics["nll"] = nll_metric(nll, queries.indices, len(val))
-        metrics = with_class_means(metrics, val, repeated)
-        return Outcome(metrics=metrics, arrays=arrays, facts=facts, cost=cost(gallery, queries))
+        metrics, weights = with_class_means(metrics, val, repeated), first_fits[0].weights
+        head = None if weights is None else Head(tensors={"weight": weights}, classes=val.classes)
+        return Outcome(metrics=metrics, arrays=arrays, facts=facts, cost=cost(gallery, queries), head=head)
 
 
 def precision_metric(scores: np.ndarray, queries: FeatureSet, images: int) -> Metric:
