@@ -440,6 +440,10 @@ def predict(
     from bench.predictions import write_predictions
     from bench.reports.visualize import image_set_of
 
+    if Path(images).is_file():
+        raise UserError("images", "one file; give its folder, or use load_head(...).predict([file])", str(images))
+    if Path(out).resolve().is_relative_to(Path(images).resolve()):
+        raise UserError("out", "it lies in the folder of images, whose images it would add to: choose another", out)
     image_set = image_set_of(str(images), split)
     check_writable(Path(out))
     loaded = load_head(

@@ -14,7 +14,7 @@ from bench.results.heads import HeadFile, read_head
 from bench.run.suites import catalogue
 from checkpoints.export import read_tensors
 from checkpoints.frozen import FrozenExport
-from engine.errors import UserError, in_one_line
+from engine.errors import UserError
 from engine.tasks import Emit, Head, Task, Workspace
 from imagesets.decoding import as_rgb, decode_rgb, read_bytes
 
@@ -61,10 +61,8 @@ class LoadedHead:
         head = Head(tensors=self.tensors, classes=self.classes, facts=self.file.facts)
         try:
             self.task.apply_head(head, self.export, images, self.space, emit, first)
-        except (KeyError, RuntimeError) as error:
-            if not isinstance(error, KeyError) and "size" not in str(error):
-                raise
-            raise UserError("head", f"its tensors do not fit its settings ({in_one_line(error)})") from error
+        except KeyError as error:
+            raise UserError("head", f"it has no tensor or fact {error}; keep it again") from error
 
     def predict(self, images: Sequence["str | PathLike | Image.Image"]) -> list[np.ndarray]:
         """What the head predicts for images, given as paths or PIL images, in memory.

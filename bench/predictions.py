@@ -96,6 +96,7 @@ class Rows:
         self.lock, self.timer = threading.Lock(), Timer(SAVE_EVERY)
         self.ranked = min(RANKED, len(file.classes))
         self.colours = class_colours(Counter(range(min(NAMED_COLOURS, len(file.classes)))), len(file.classes))
+        self.keep_suffix = file.predicts != "classes" and share_stems(images)
         if not state["bytes"]:
             self.write(["image", *self.columns, "error"])
             state["bytes"] = table.tell()
@@ -144,7 +145,7 @@ class Rows:
         if self.head.predicts == "classes":
             best, shares = np.argsort(-prediction, kind="stable")[: self.ranked], probabilities(prediction)
             return [value for number in best for value in (self.head.classes[number], f"{shares[number]:.6g}")]
-        name = safe_path(name_of(self.images, index))
+        name = safe_path(name_of(self.images, index), self.keep_suffix)
         if self.head.predicts == "depth":
             depth = Image.fromarray(np.rint(prediction * MILLIMETRES).astype(np.uint16))
             return [self.write_image(depth, f"depth/{name}.png", "PNG")]
@@ -167,10 +168,16 @@ def name_of(images: ImageSet, index: int) -> str:
     return images.images.names[index] if isinstance(images.images, FileImages) else images.path(index)
 
 
-def safe_path(name: str) -> str:
-    """A relative path below a folder for files about the image of this name; its suffix is kept, so that none share."""
+def safe_path(name: str, keep_suffix: bool) -> str:
+    """A relative path, without a suffix unless it is kept, for the files about the image of this name."""
     parts = [re.sub(r"[\0:\\]", "-", part) for part in name.split("/") if part not in ("", ".", "..")]
-    return "/".join(parts)
+    return "/".join(parts) if keep_suffix else os.path.splitext("/".join(parts))[0]
+
+
+def share_stems(images: ImageSet) -> bool:
+    """Whether two images differ only in the suffix of their names, as a.jpg and a.png."""
+    stems = {hash(safe_path(name_of(images, index), False)) for index in range(len(images))}
+    return len(stems) < len(images)
 
 
 def write_classes(path: Path, classes: Sequence[str], colours: np.ndarray) -> None:

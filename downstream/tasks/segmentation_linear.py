@@ -386,7 +386,9 @@ class SegmentationLinear(HeadTask):
             metrics={name: replace(metric, chosen_on_val=chosen_on_val) for name, metric in metrics.items()},
             arrays={"areas": areas, **preview_masks(previews), **masks},
             facts=facts,
-            head=Head(tensors=chosen.state, classes=val.scenes.classes) if space.keep_heads else None,
+            head=Head(tensors=chosen.state, classes=val.scenes.classes, facts={"layers": [export.spec.depth - 1]})
+            if space.keep_heads
+            else None,
         )
 
     @property

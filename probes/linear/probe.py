@@ -501,7 +501,9 @@ class Probe:
         """In rank 0, the head of the main metric; one process has trained it."""
         own = {} if sweep.best_copy is None else sweep.best_copy.weights
         by_rank = self.space.world.gather_on_rank0({name: tensor.cpu() for name, tensor in own.items()})
-        facts = {"readout": sweep.heads.heads[sweep.best_index].readout}
+        readout, depth = sweep.heads.heads[sweep.best_index].readout, self.export.spec.depth
+        layers = sorted({kind.layer % depth for kind in self.task.kinds_by_readout[readout]})
+        facts = {"readout": readout, "layers": layers}
         return next((Head(tensors=own, classes=self.train.classes, facts=facts) for own in by_rank if own), None)
 
 

@@ -92,6 +92,7 @@ def test_masks_and_depths_have_the_result_s_numbers(exports, tmp_path):
         assert mask.mode == "P" and overlay.size == mask.size == scene_image(scenes, index).size
         areas.append(class_areas(np.asarray(mask), scene_mask(scenes, index), len(scenes.classes)))
     assert scores(np.stack(areas))["mIoU"] == result.numbers["mIoU"]
+    assert {Path(row["mask"]).stem for row in rows.values()} == {Path(name).stem for name in rows}
     names = [row["class"] for row in rows_of(table.with_name("classes.csv"))]
     assert names == list(scenes.classes)
 
@@ -157,6 +158,10 @@ def test_predictions_are_streamed_and_resumed(exports, tmp_path, monkeypatch):
     with pytest.raises(ValueError) as refused:
         api.predict(exports[0], head, "digits:", out)
     assert refused.value.argument == "out"
+    for argument, changed in {"out": (images, images / "out"), "images": (images / "broken.jpg", out)}.items():
+        with pytest.raises(ValueError) as refused:
+            api.predict(exports[0], head, *changed)
+        assert refused.value.argument == argument
     head.with_suffix(".safetensors").write_bytes(b"other tensors")
     with pytest.raises(ValueError) as refused:
         api.load_head(head, exports[0])
