@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal, get_args
 
 from bench.reports.leaderboard import Cell, Leaderboard, cell_text, troubles, with_ties
-from bench.reports.ranks import MeanRanks, RankCorrelation, health_correlations, mean_ranks
+from bench.reports.ranks import MeanRanks, mean_ranks
 from bench.results.record import CheckpointUsed, Result, images_seen, interval_decimals, suffix, time_text
 from bench.statistics.compare import interval_text
 from bench.statistics.matching import match_results, paired_test
@@ -91,7 +91,6 @@ class ReportContents:
     tables: tuple[ReportTable, ...]
     overview: tuple[TableRow, ...]  # a row for each checkpoint, with one number for each table
     overall: str  # a sentence on the mean ranks; "" if there are none
-    correlations: tuple[RankCorrelation, ...]  # of health metrics with linear accuracy
     checkpoints: tuple[Mapping[str, Any], ...]
     results: tuple[Mapping[str, object], ...]  # the provenance of each result (`provenance`)
     troubles: tuple[str, ...]  # a line for each failed result and each file that cannot be read
@@ -124,7 +123,6 @@ def contents(leaderboard: Leaderboard, networks: Leaderboard | None = None) -> R
         tables=tables,
         overview=_overview(leaderboard, tables, ranked),
         overall=ranked.sentence({used.key: name for used, name in leaderboard.names.items()}),
-        correlations=tuple(health_correlations(networks)),
         checkpoints=tuple(_checkpoint_facts(leaderboard, checkpoint) for checkpoint in leaderboard.rows),
         results=tuple(provenance(result) for result in results),
         troubles=tuple(troubles(leaderboard)),

@@ -1,5 +1,4 @@
-"""Mean rank of networks over the protocols that all of them have, with an interval from resampled images; and how well
-label-free metrics rank networks.
+"""Mean rank of networks over the protocols that all of them have, with an interval from resampled images.
 
 A resample draws the same validation images for every network and, if protocols share an image set, for every
 protocol (engine/tasks.py), so that images that are hard for all networks do not widen the interval.
@@ -9,8 +8,6 @@ C networks, N images, R resamples.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations, product
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +15,6 @@ from bench.reports.leaderboard import Leaderboard
 from bench.results.store import StoredResult
 from bench.statistics.intervals import LEVEL
 from bench.statistics.matching import array_of
-from bench.statistics.paired import holm
 from bench.statistics.significance import Column, Key
 from engine.printing import counted
 from engine.tasks import resampled
@@ -142,88 +138,3 @@ def _drawn_values(results: Sequence[Sequence[StoredResult]], column: Column) -> 
     images = values.shape[1]
     means = resampled(lambda weights: {"mean": weights @ filled.T / (weights @ is_valid.T)}, images, RESAMPLES)
     return means["mean"]
-
-
-FEWEST = 5  # networks for a rank correlation: with four, no order reaches p < 0.05
-EXACT = 8  # up to so many networks all orders are tried (40 320 for 8)
-ORDERS = 50_000  # random orders for more networks
-
-
-class RankCorrelation(NamedTuple):
-    """Rank correlation of a label-free metric with linear accuracy, over networks. p: two-sided, by permutation, after
-    Holm's correction over the metrics of an image set."""
-
-    data: str
-    metric: str
-    probe: str  # protocol of the accuracy
-    networks: int
-    rho: float
-    p: float
-
-
-def health_correlations(networks: Leaderboard) -> list[RankCorrelation]:
-    """Spearman correlation of each metric of the task `health` with linear accuracy on the same images, over trained
-    networks, if at least FEWEST networks have both.
-
-    If an image set has several health or linear protocols, the pair that the most networks share is used.
-    """
-    groups_by_set: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))  # image set -> task
-    for group, result in {stored.result.group: stored.result for stored in networks.results}.items():
-        groups_by_set[result.data.name][result.task].append(group)
-    correlations = []
-    for data, groups in groups_by_set.items():
-        pairs = [pair for pair in product(groups["health"], groups["linear"]) if set(pair) <= networks.groups.keys()]
-        if not pairs:
-            continue
-        columns = {pair: _shared_columns(networks, *pair) for pair in pairs}
-        widest = max(columns, key=lambda pair: max(map(len, columns[pair].values()), default=0))
-        probe, chosen = widest[1], columns[widest]
-        tests = {metric: spearman(*np.array(values).T) for metric, values in chosen.items()}
-        corrected = holm([p for _, p in tests.values()])
-        correlations += [
-            RankCorrelation(data, metric, probe.partition("/")[2], len(chosen[metric]), rho, p)
-            for (metric, (rho, _)), p in zip(tests.items(), corrected, strict=True)
-        ]
-    return correlations
-
-
-def _shared_columns(networks: Leaderboard, health: str, probe: str) -> dict[str, list[tuple[float, float]]]:
-    """Health metric of the last block -> (its value, accuracy) of each network that has both.
-
-    Metrics of fewer than FEWEST networks are left out, and so are those for which all values or all accuracies are
-    equal.
-    """
-    main = probe, networks.groups[probe][0]
-    shared = {
-        metric: [
-            (cells[health, metric].mean, cells[main].mean)
-            for cells in networks.rows.values()
-            if (health, metric) in cells and main in cells
-        ]
-        for metric in networks.groups[health]
-        if "_block" not in metric
-    }
-    return {
-        metric: values
-        for metric, values in shared.items()
-        if len(values) >= FEWEST and all(len(set(side)) > 1 for side in zip(*values, strict=True))
-    }
-
-
-def spearman(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Spearman's correlation of x (C,) and y (C,), with tied values at their mean rank, and its two-sided p.
-
-    p: the share of permutations of `y` whose correlation is at least as large in magnitude; of all permutations for up
-    to EXACT values, of ORDERS random ones beyond.
-    """
-    from scipy.stats import rankdata
-
-    first, second = (rankdata(values) - (len(values) + 1) / 2 for values in (x, y))
-    if len(x) <= EXACT:
-        orders = np.array(list(permutations(range(len(x)))))
-    else:
-        random = np.random.default_rng(0).permuted(np.tile(np.arange(len(x)), (ORDERS - 1, 1)), axis=1)
-        orders = np.vstack([np.arange(len(x)), random])
-    products = second[orders] @ first
-    share = (np.abs(products) >= abs(first @ second) - 1e-9).mean()
-    return float(first @ second / np.sqrt(first @ first * (second @ second))), float(share)

@@ -9,19 +9,16 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from made_results import made_checkpoint, made_metrics, made_result
-from scipy.stats import permutation_test, rankdata, spearmanr, zscore
-from shown_results import Elements, report_of
+from made_results import made_checkpoint
+from shown_results import Elements
 
 from bench.record import check_record, write_record
 from bench.reports.card import Publication
 from bench.reports.contents import contents, networks_of
 from bench.reports.leaderboard import read_leaderboard, write_leaderboard
-from bench.reports.page import letter_ranges, page_of
-from bench.reports.ranks import mean_ranks, spearman
-from bench.results.record import ProtocolUsed
+from bench.reports.page import letter_ranges
+from bench.reports.ranks import mean_ranks
 from bench.site import site_page, write_site
 from bench.statistics.compare import compare
 from bench.statistics.intervals import LEVEL
@@ -97,49 +94,6 @@ def test_mean_ranks_have_intervals_over_shared_resamples(compared):
     of_three = mean_ranks(replace(networks, rows=rows))
     assert of_three.sentence({first: "n0", third: "n2", last: "n3"}).startswith("n0 has the lowest mean rank")
     assert list(of_three.means.values()) == [1, 2, 3]
-
-
-def health_board(rankme, alignment, accuracies):
-    """Networks with two health metrics, one also at an earlier block, and a linear accuracy; raw pixels last."""
-    results = []
-    for number, (rank_me, aligned, top1) in enumerate(zip(rankme, alignment, accuracies, strict=True)):
-        checkpoint = made_checkpoint(f"n{number}", number, method="pixels" if number == len(rankme) - 1 else "mae")
-        health = made_metrics({"rankme": rank_me, "alignment": aligned, "rankme_block1": top1})
-        protocols = (("health", "health@val", health), ("linear", "linear@dino", made_metrics({"top1": top1})))
-        results += [
-            made_result(checkpoint, metrics, task=task, protocol=ProtocolUsed(name=name, version=1, source="s"))
-            for task, name, metrics in protocols
-        ]
-    return report_of(results)
-
-
-def test_rank_correlation_of_health_metrics_with_accuracy():
-    """Five networks: p of the best of 120 orders and its reverse, times two metrics (Holm). Raw pixels, which would
-    reverse the order, do not count."""
-    report = health_board([1, 2, 3, 4, 5, 99], [3, 1, 2, 5, 4, 0], [10, 20, 30, 40, 50, 0])
-    first, second = report.correlations
-    assert (first.metric, first.networks, first.probe) == ("rankme", 5, "linear@dino")
-    assert (first.rho, first.p) == (pytest.approx(1), pytest.approx(2 * 2 / 120))
-    expected = spearmanr([3, 1, 2, 5, 4], [1, 2, 3, 4, 5]).statistic
-    assert second.metric == "alignment" and second.rho == pytest.approx(expected)
-    assert "+1.00" in page_of(report, {}, {})
-    four_networks = health_board([1, 2, 3, 4, 99], [3, 1, 2, 5, 0], [10, 20, 30, 40, 0])
-    assert four_networks.correlations == () and 'id="health"' not in page_of(four_networks, {}, {})
-    constant = health_board([7] * 6, [1, 2, 3, 4, 5, 6], [10, 20, 30, 40, 50, 0])
-    assert [row.metric for row in constant.correlations] == ["alignment"]
-
-
-def test_p_of_a_rank_correlation_is_exact_for_few_networks_and_sampled_for_many():
-    random = np.random.default_rng(0)
-    for count, tolerance in ((6, 1e-12), (12, 0.03)):
-        x, y = random.integers(0, 6, count), random.normal(size=count)  # with ties
-        rho, p = spearman(x, y)
-        ranks, ranks_of_y = zscore(rankdata(x)), zscore(rankdata(y))  # whose mean product is Spearman's rho
-        options = dict(permutation_type="pairings", vectorized=True, n_resamples=5000, rng=1)
-        test = permutation_test((ranks,), lambda ranks, axis, y=ranks_of_y: (ranks * y).mean(axis), **options)
-        assert rho == pytest.approx(test.statistic) and rho == pytest.approx(spearmanr(x, y).statistic)
-        exact = (np.abs(test.null_distribution) >= abs(rho) - 1e-9).mean()
-        assert p == pytest.approx(exact, abs=tolerance)
 
 
 @pytest.fixture(scope="module")
