@@ -26,6 +26,7 @@ from bench.options import flags_of, is_positional, options_from
 from bench.settings import meanings
 from engine.errors import in_one_line, on_command_line, traceback_of
 from engine.extensions import one_line
+from engine.machine import keep_memory
 from engine.printing import did_you_mean, say
 from engine.progress import Progress
 from engine.settings import annotations, from_text, plain_type, union_members
@@ -79,10 +80,7 @@ def run_command(argv: Sequence[str]) -> int:
     """Run one command and return its exit code; errors that a user can cause are printed in one line."""
     try:
         command, options = parsed(argv)
-        if options.keep_memory:
-            from engine.machine import keep_memory
-
-            keep_memory()  # has to be set before torch allocates
+        keep_memory()  # has to be set before torch allocates
         with Progress(f"bench {argv[0]}", None):
             return command.run(options)
     except SystemExit as stop:  # --help and --version
@@ -222,7 +220,7 @@ def _keywords(field: Field, hint: Any, text: str) -> dict[str, Any]:
         hint = get_args(hint)[0]
         keywords |= {"nargs": "+", "action": "extend"}
     if hint is bool:
-        keywords["action"] = argparse.BooleanOptionalAction if field.default else "store_true"
+        keywords["action"] = "store_true"
     elif get_origin(hint) is Literal:
         keywords["choices"] = get_args(hint)
         if "dest" not in keywords:  # argparse's messages would name the field

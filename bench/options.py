@@ -61,7 +61,6 @@ class CommandOptions(Checked):
     """
 
     debug: bool = False  # show the traceback of an error
-    keep_memory: bool = True  # let glibc keep freed memory: faster forward passes on a CPU
 
 
 def is_positional(hint: Any) -> bool:
@@ -97,7 +96,7 @@ def argv_of(name: str, options: "ClusterOptions", on_cluster: bool = False) -> l
             positional.append(str(value))
         else:
             value = "x".join(map(str, value)) if entry.name == "image_size" and isinstance(value, tuple) else value
-            words |= {f"no-{flag}": True} if value is False else {flag: value}
+            words[flag] = value
     return command(*positional, **words)[1:]
 
 

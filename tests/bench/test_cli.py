@@ -162,11 +162,9 @@ def test_list_recipes_shows_cost_and_source(bench):
     assert "He et al. 2022, table 8; " in out
 
 
-def test_freed_memory_is_kept_unless_the_user_says_otherwise(bench, monkeypatch):
+def test_freed_memory_is_kept(bench, monkeypatch):
     calls = []
-    monkeypatch.setattr("engine.machine.keep_memory", lambda: calls.append(True))
-    bench("list", "--no-keep-memory")
-    assert calls == []
+    monkeypatch.setattr("bench.cli.keep_memory", lambda: calls.append(True))
     bench("list")
     assert calls == [True]
 

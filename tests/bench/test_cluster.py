@@ -99,7 +99,7 @@ def test_options_that_do_not_fit_the_cluster_are_refused(words, message):
 
 
 def test_options_survive_the_way_to_a_command_line_and_back():
-    words = ["--data", "a=digits:", "b=x:y", "--limit", "3", "--skip-bad", "--no-keep-memory", "--cluster", "slurm"]
+    words = ["--data", "a=digits:", "b=x:y", "--limit", "3", "--skip-bad", "--cluster", "slurm"]
     arguments = replace(options(*words), checkpoint=("y",), suite="knn@dino")
     assert parsed(argv_of("run", arguments))[1] == replace(arguments, cluster=None)
 
