@@ -88,8 +88,8 @@ def test_options_become_one_value_with_defaults():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--gpus", "2"], "--gpus without --cluster"),
-        (["--cluster", "local", "--partition", "p"], "--partition .*--cluster slurm"),
+        (["--gpus", "2"], "gpus: .*--cluster slurm"),
+        (["--cluster", "local", "--partition", "p"], "partition: .*--cluster slurm"),
         (["--cluster", "slurm", "--slurm", "no value here"], "slurm.*no value here.*KEY=VALUE"),
     ],
 )
