@@ -29,7 +29,7 @@ IMAGES = "noisydigits:"
 # masks as the only augmentation, small updates. MAE, LUT and MOCA take longer.
 METHOD, RECIPE = "extrema", "smoke"
 CHANGES = (
-    *("image_size=48", "patch_size=8", "epochs=8", "batch=32", "lr=1e-3", "lr_batch=0", "schedule.warmup=1"),
+    *("image_size=48", "patch_size=8", "epochs=5", "batch=32", "lr=1e-3", "lr_batch=0", "schedule.warmup=1"),
     *("loss=infonce", "crop=none", "colour=none", "masks=2", "mask_ratio=0.6", "teacher_momentum=0.97"),
     *("drop_path=0", "projector_hidden=256", "projector_width=64"),
 )
