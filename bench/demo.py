@@ -4,6 +4,8 @@ with raw pixels, with paired tests and a report.
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,10 +50,17 @@ def pretrained(out: Path, seed: int) -> Path | None:
     if (folder / "export" / "config.json").exists():
         return folder
     trainer = make_trainer(chosen, images, Run(out=folder, seed=seed, workers=1, resume=True), World())
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # for such a small network, threads cost more than they gain
-    try:
+    with one_thread():
         return folder if trainer.train() == "finished" else None
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A block in one thread: for such a small network, threads cost more than they gain, most of all beside others."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
     finally:
         torch.set_num_threads(threads)
 
@@ -87,8 +96,9 @@ def evaluate_demo(network: Path, out: Path, seed: int) -> int:
         name=(initial, trained),
         suite=",".join(PROTOCOLS),
     )
-    if evaluate(floor, show=False).failed or evaluate(networks).failed:
-        return 1
+    with one_thread():
+        if evaluate(floor, show=False).failed or evaluate(networks).failed:
+            return 1
     comparisons = [
         comparison
         for other, protocol in (("raw-pixels", FLOOR_PROTOCOL), *((initial, protocol) for protocol in PROTOCOLS))
