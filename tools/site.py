@@ -106,7 +106,7 @@ def home_page() -> str:
             paragraphs += [board_figure(board()) or picture, caption]
         elif not paragraph.startswith("[!["):
             paragraphs.append(paragraph)
-    return with_site_links("docs/index.md", "\n\n".join([*paragraphs, CARDS]), at="README.md")
+    return with_site_links("docs/index.md", "\n\n".join(paragraphs), at="README.md") + CARDS
 
 
 def board_figure(record: Record | None, method: str = "") -> str:
