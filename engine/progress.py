@@ -124,10 +124,14 @@ class Progress:
             self._leave()
 
     def _leave(self) -> None:
-        """Print nothing more; the work around this one is shown again."""
+        """Print nothing more; the work around this one is shown again.
+
+        Work inside of it is stopped first: an error that is kept also keeps the generator of a `with_progress` open.
+        """
         self._next = math.inf
-        if self in _open:
-            _open.remove(self)
+        while self in _open:
+            if (inner := _open.pop()) is not self:
+                inner.__exit__(GeneratorExit, GeneratorExit(), None)
 
     def _end(self, ending: str) -> None:
         """Replace the bar by a closing line; nothing is drawn after it."""

@@ -8,7 +8,7 @@ import pytest
 
 from engine import progress as progress_module
 from engine.printing import say
-from engine.progress import Progress, span
+from engine.progress import Progress, span, with_progress
 
 
 class Clock:
@@ -191,6 +191,20 @@ def test_an_error_is_raised_and_reported_as_a_stop(parts, advanced, units, clock
         progress.advance(advanced)
         raise KeyError
     assert stream.getvalue().splitlines()[-1] == f"features: {units} of 10 images in 3 s, stopped"
+
+
+def test_work_that_a_kept_error_holds_open_stops_with_the_work_around_it(clock, capsys):
+    def fail():
+        shown = with_progress(["first", "second"], "fits", "fits")
+        for name in shown:
+            clock.now += 3
+            if name == "second":
+                raise KeyError(name)
+
+    with pytest.raises(KeyError) as error, Progress("job", None):
+        fail()
+    assert error.value.__traceback__ and not progress_module._open
+    assert capsys.readouterr().err.splitlines()[-1] == "fits: 1 of 2 fits in 6 s, stopped"
 
 
 def test_the_remaining_time_is_unknown_before_the_first_unit():
