@@ -173,8 +173,8 @@ def check_chunks(images: int, chunks: Mapping[str, int]) -> None:
 
 
 def check_encoder(spec: ViTSpec, **needed: Any) -> None:
-    """Raise ValueError if the encoder's spec has other values than the needed ones, or several class tokens."""
-    wrong = {name: value for name, value in {"class_tokens": 1, **needed}.items() if getattr(spec, name) != value}
+    """Raise ValueError if the encoder's spec has other values than the needed ones."""
+    wrong = {name: value for name, value in needed.items() if getattr(spec, name) != value}
     if wrong:
         listed = ", ".join(f"{name}={value}" for name, value in wrong.items())
         present = ", ".join(f"{name}={getattr(spec, name)}" for name in wrong)

@@ -59,6 +59,11 @@ class Recipe(Validated):
             raise ValueError(f"settings={self.settings!r}: must be an instance of the method's dataclass of settings")
         check_fields(type(self.settings))
         validate(self.settings)  # a plugin's settings may be any dataclass
+        if self.spec.class_tokens > 1:
+            raise ValueError(
+                f"an encoder with {self.spec.class_tokens} class tokens cannot be trained: methods read the first alone; "
+                "choose a network with one"
+            )
         warmup = getattr(self.schedule, "warmup", 0)
         if warmup >= self.epochs:
             raise ValueError(

@@ -15,7 +15,7 @@ from checkpoints.vit import ViT
 from engine.distributed import World
 from engine.extensions import load_extension, source_files
 from pretrain.loop.exporting import exports_in
-from pretrain.loop.initial_weights import InitialWeights, encoders_of, initial_weights
+from pretrain.loop.initial_weights import SIZES, InitialWeights, encoders_of, initial_weights
 from pretrain.loop.trainer import Run, Trainer, build
 from pretrain.recipe import VIT_SMOKE
 
@@ -129,6 +129,18 @@ def test_the_architecture_is_taken_from_the_checkpoint():
         init.recipe(replace(recipe, spec=replace(SMALL, registers=1)), ["registers"])
     with pytest.raises(ValueError, match=r"settings=.*width.: 32, .depth.: 2"):
         init.recipe(small_recipe("dino"))
+
+
+def test_no_method_trains_an_encoder_with_several_class_tokens():
+    """As Pixio's, of which methods would read the first alone."""
+    spec = replace(SMALL, registers=3, class_tokens=4)
+    for name in source_files("methods"):
+        recipe = small_recipe(name)
+        sized = {size: getattr(recipe.spec, size) for size in SIZES}
+        if recipe.spec.family == "vit" and recipe.spec.class_token:
+            init = started_from(export_of(replace(spec, **sized, image_size=recipe.spec.image_size)))
+            with pytest.raises(ValueError, match="4 class tokens cannot be trained"):
+                init.recipe(recipe)
 
 
 def test_the_pooling_of_the_encoder_may_be_set():
