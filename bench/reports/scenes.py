@@ -119,7 +119,7 @@ def scene_details(results: Mapping[str, StoredResult], cache: Path) -> dict[str,
         has_objects = isinstance(scenes.listing, Instances)
         draw = _draw_objects if has_objects else _draw_masks
         names, rows, captions, counts, colours = draw(best, scenes)
-    except (OSError, ValueError, IndexError):  # moved, unmounted, cannot be read, or arrays of other scenes
+    except (OSError, ValueError, LookupError):  # moved, unmounted, cannot be read, or arrays of other scenes
         return None
     legend = legend_of(scenes, counts, colours)
     return {
@@ -184,10 +184,10 @@ def _draw_objects(results: Mapping[str, StoredResult], scenes: SceneSet) -> Draw
     labels = [labelled_objects(scenes.instances, index) for index in indices]
     counts = Counter(number for label in labels for _, number in label.boxes)
     colours = class_colours(counts, len(scenes.classes))
-    for row, (index, label) in enumerate(zip(indices, labels, strict=True)):
+    for index, label in zip(indices, labels, strict=True):
         image, entry = scene_picture(scenes, index), scenes.instances.entries[index]
         count = max(1, len(label.boxes))
-        objects = [label, *(detected_objects(stored, row, index, count) for stored in results.values())]
+        objects = [label, *(detected_objects(stored, index, count) for stored in results.values())]
         scale = image.width / entry["width"], image.height / entry["height"]
         rows.append([image, *(with_objects(image, in_column, scale, colours) for in_column in objects)])
     return results, rows, [[""] * len(row) for row in rows], counts, colours
@@ -198,12 +198,6 @@ def scene_picture(scenes: SceneSet, index: int) -> Image.Image:
     image = scene_image(scenes, index)
     image.thumbnail((SCENE_SIDE, SCENE_SIDE))
     return image
-
-
-def _stored_mask(stored: StoredResult, row: int) -> np.ndarray:
-    """The small mask (h, w) uint8 of the stored scene `row`, without its padding."""
-    height, width = stored.arrays["shown_sizes"][row].tolist()
-    return stored.arrays["shown_masks"][row, :height, :width]
 
 
 def labelled_objects(listing: Instances, index: int) -> Objects:
@@ -219,13 +213,13 @@ def labelled_objects(listing: Instances, index: int) -> Objects:
     return Objects(boxes=boxes, numbers=number_outlines(outlines, entry["height"], entry["width"]))
 
 
-def detected_objects(stored: StoredResult, row: int, index: int, count: int) -> Objects:
-    """The `count` most confident detections in image `index` of the set, which is the stored scene `row`."""
+def detected_objects(stored: StoredResult, index: int, count: int) -> Objects:
+    """The `count` most confident detections in image `index` of the set."""
     classes, scores, boxes = (stored.arrays[name][index] for name in ("classes", "scores", "boxes"))
     best = [place for place in np.argsort(-scores, kind="stable")[:count].tolist() if classes[place] >= 0]
     return Objects(
         boxes=[(tuple(boxes[place].tolist()), int(classes[place])) for place in best],
-        numbers=_stored_mask(stored, row) if "shown_masks" in stored.result.arrays else None,
+        numbers=stored_masks(stored.arrays)[index] if "shown_masks" in stored.result.arrays else None,
     )
 
 

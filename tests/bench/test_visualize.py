@@ -15,6 +15,7 @@ from bench.reports.kinds.class_attention import ClassAttention
 from bench.reports.kinds.norms import Norms
 from bench.reports.kinds.pca import Pca, at_border, in_lab, is_foreground, principal_components
 from bench.reports.kinds.predictions import PROTOCOLS as PREDICTIONS
+from bench.reports.kinds.predictions import DepthDrawer
 from bench.reports.kinds.retrieval import Retrieval
 from bench.reports.pictures import Box, Panel, PanelRow, Picture, encoded
 from bench.reports.visualize import PictureRequest, Viewer, chosen_kind, points_at
@@ -319,6 +320,10 @@ def test_depth_is_predicted_by_the_head_that_a_run_trained(tiny, tmp_path):
     assert captions == [f"RMSE {errors[index]:.2f} m" for index in evenly_spaced(len(errors), 3)]
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("step-*")} == states
     scenes = open_scenes("tiny-nyu:", "val", cache)
+    drawer = DepthDrawer(task, scenes)
+    for arrays in ({}, {"errors": np.array([[2.0], [1.0]])}):
+        drawer.load(load(tiny), space, arrays)
+    assert drawer.ranked() == []  # the second network's errors rank nothing for the first
     depth = scene_depth(scenes, int(evenly_spaced(len(errors), 3)[0]), picture.rows[0].panels[1].values.shape[:2])
     colours = picture.rows[0].panels[1].values
     assert (colours[depth == 0] == 127).all() and len(np.unique(colours[depth == depth.max()], axis=0)) == 1
@@ -353,12 +358,12 @@ def test_predictions_are_drawn_beside_the_labels(protocol, url, caption, tiny, t
 def test_masks_are_drawn_of_the_worst_and_the_median_image_first(protocol, tiny, bench, tmp_path, monkeypatch):
     """Those of a stored result, without computing anything; without one the task runs, with the same masks."""
     task, out = PREDICTIONS[protocol].task, tmp_path / "results"
-    words = ("--checkpoint", tiny, "--suite", protocol, "--data", "d=tiny-ade20k:", "--limit", "8", "--out", out)
+    words = ("--checkpoint", tiny, "--suite", protocol, "--data", "d=tiny-ade20k:", "--limit", "10", "--out", out)
     assert bench("run", *words)[0] == 0
     arrays = read_results(out)[0][0].arrays
     mious = scene_mious(arrays["areas"])
     worst, median = arrays["ranked_of"].tolist()
-    assert mious[worst] == mious.min() and (mious < mious[median]).sum() <= 3
+    assert mious[worst] == mious.min() and (mious < mious[median]).sum() <= 4
     totals = scores_of_totals(arrays["areas"])["mIoU"]
     assert mious == pytest.approx(totals)
     with monkeypatch.context() as patch:
@@ -369,7 +374,7 @@ def test_masks_are_drawn_of_the_worst_and_the_median_image_first(protocol, tiny,
     captions = [row.panels[2].caption for row in picture.rows]
     assert captions[:2] == [f"worst: mIoU {mious[worst]:.1f}", f"median: mIoU {mious[median]:.1f}"]
     assert len(picture.legend) > 1 and encoded(picture, "png")
-    outcome = task.run(load(tiny), Workspace(cache=tmp_path / "cache", data="tiny-ade20k:", limit=8))
+    outcome = task.run(load(tiny), Workspace(cache=tmp_path / "cache", data="tiny-ade20k:", limit=10))
     assert all((outcome.arrays[name] == arrays[name]).all() for name in arrays if name.startswith(("shown", "ranked")))
 
 

@@ -241,13 +241,14 @@ class DepthDrawer(Drawer):
         "over the pixels that the evaluation counts."
     )
 
-    errors = np.empty((0, 1))  # of the first checkpoint's result, RMSE first (N, METRICS)
+    errors: np.ndarray | None = None  # of the first checkpoint's result, RMSE first (N, METRICS); N = 0 without one
 
     def load(self, export: FrozenExport, space: Workspace, arrays: Mapping[str, np.ndarray]) -> None:
-        if not len(self.errors):
-            self.errors = arrays.get("errors", self.errors)
+        if self.errors is None:
+            self.errors = arrays.get("errors", np.empty((0, 1)))
 
     def ranked(self) -> list[int]:
+        assert self.errors is not None
         return worst_and_median(-self.errors[:, 0])
 
     def measured_depth(self, row: int) -> np.ndarray:
@@ -260,8 +261,7 @@ class DepthDrawer(Drawer):
 
     def predictions(self, export: FrozenExport, space: Workspace, rows: Sequence[int]) -> Sequence[Panel | None]:
         state = self.task.train_heads(export, *self.task.load_scenes(export, space), space)[-1].state
-        self.head = self.task.build_head(export.spec, 0).to(space.device).eval()
-        self.head.load_state_dict(dict(state))
+        self.head = self.task.load_head(export.spec, 0, state, space.device)
         return super().predictions(export, space, rows)
 
     def prediction(self, backbone: Backbone, row: int) -> Panel:
