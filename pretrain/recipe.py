@@ -61,8 +61,8 @@ class Recipe(Validated):
         validate(self.settings)  # a plugin's settings may be any dataclass
         if self.spec.class_tokens > 1:
             raise ValueError(
-                f"an encoder with {self.spec.class_tokens} class tokens cannot be trained: methods read the first alone; "
-                "choose a network with one"
+                f"an encoder with {self.spec.class_tokens} class tokens cannot be trained, as methods read the first "
+                "alone: choose a network with one"
             )
         warmup = getattr(self.schedule, "warmup", 0)
         if warmup >= self.epochs:
