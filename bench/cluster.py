@@ -259,6 +259,7 @@ def words_of_run(options: "EvaluationOptions", checkpoint: "LoadedCheckpoint", j
 
     protocols = {job.chosen.name: job.chosen for job in jobs}
     targets = {word for chosen in protocols.values() for word in chosen.words}
+    seeds = {job.seed for job in jobs}
     options_of_jobs = replace(
         options,
         checkpoint=(checkpoint.reference,),
@@ -267,6 +268,7 @@ def words_of_run(options: "EvaluationOptions", checkpoint: "LoadedCheckpoint", j
         suite=",".join(protocols),
         data=tuple(dict.fromkeys(f"{job.data.name}={job.data.url}" for job in jobs)),
         set=tuple(text for text in options.set if text.partition("=")[0].rpartition(".")[0] in targets),
+        seed=tuple(seed for seed in options.seed if seed in seeds),
     )
     return argv_of("run", options_of_jobs)
 

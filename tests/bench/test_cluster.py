@@ -119,6 +119,8 @@ def test_a_job_has_the_image_set_and_settings_of_its_protocols(exports, tmp_path
     (checkpoint, jobs), *_ = prepare(replace(arguments, set=(change,))).jobs
     job = parsed(words_of_run(arguments, checkpoint, jobs))[1]
     assert (job.suite, job.data, job.set, job.cluster) == (suite, (data,), (change,), None)
+    one_seed = words_of_run(replace(arguments, seed=(2, 0, 1)), checkpoint, [replace(jobs[0], seed=s) for s in (1, 2)])
+    assert parsed(one_seed)[1].seed == (2, 1)
 
 
 def submit(call, toys, exports, out, *words):
