@@ -195,14 +195,17 @@ class ViTExport(PreparesImages):
 
         Raises ValueError as `at_size`.
         """
-        if image_size not in self._at_sizes:
-            spec = replace(self.spec, image_size=image_size, table_size=self.spec.stored.image_size)
-            self._at_sizes[image_size] = replace(self, spec=spec, fingerprint={})
-            self._at_sizes[image_size]._resized_tensors()  # raises an error now rather than at the first image
-        return self if image_size == self.spec.image_size else self._at_sizes[image_size]
+        spec = replace(self.spec, image_size=image_size, table_size=self.spec.stored.image_size)
+        if spec == self.spec:
+            return self
+        if spec not in self._at_sizes:
+            export = replace(self, spec=spec, fingerprint={})
+            export._resized_tensors()  # raises an error now rather than at the first image
+            self._at_sizes[spec] = export
+        return self._at_sizes[spec]
 
     @cached_property
-    def _at_sizes(self) -> dict[int | tuple[int, int], "ViTExport"]:
+    def _at_sizes(self) -> dict[ViTSpec, "ViTExport"]:
         return {}
 
     def _resized_tensors(self) -> dict[str, Tensor]:

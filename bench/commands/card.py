@@ -44,9 +44,9 @@ def run(options: Options) -> int:
     subject = subject_of(options.checkpoint)
     if options.out:
         check_folder(options.out)
-    results = results_on(options.out, subject, options.all) if options.out else []
-    left_out = len(results_on(options.out, subject, True)) - len(results) if options.out else 0
-    if left_out:
+    measured = results_on(options.out, subject) if options.out else []
+    results = [result for result in measured if options.all or not (result.limit or result.protocol.modified)]
+    if left_out := len(measured) - len(results):
         say(f"{counted(left_out, 'result')} with --limit or --set left out; --all adds them", errors=True)
     models = [f"{subject.used.name}={options.model_id}"] if options.model_id else []
     licences = [f"{subject.used.name}={options.licence}"] if options.licence else []

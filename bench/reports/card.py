@@ -211,17 +211,12 @@ def subject_of(folder: Path) -> CardSubject:
     return CardSubject(used=used, config=read_config(folder))
 
 
-def results_on(out: Path, subject: CardSubject, everything: bool = False) -> list[Result]:
-    """The results of exactly these weights in a folder, under any name; the newest for each group and seed.
-
-    everything: with those of `--limit` and changed settings, which others might take for the protocol's.
-    """
+def results_on(out: Path, subject: CardSubject) -> list[Result]:
+    """The results of exactly these weights in a folder, under any name; the newest for each group and seed."""
     newest = {
         (stored.result.group, stored.result.seed): replace(stored.result, checkpoint=subject.used)
         for stored in sorted(comparable_results(out)[0], key=lambda stored: stored.result.date)
-        if stored.result.checkpoint.digest == subject.used.digest
-        and stored.result.status == "ok"
-        and (everything or (stored.result.limit is None and not stored.result.protocol.modified))
+        if stored.result.checkpoint.digest == subject.used.digest and stored.result.status == "ok"
     }
     return list(newest.values())
 

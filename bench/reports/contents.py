@@ -326,9 +326,11 @@ def _over_pixels(leaderboard: Leaderboard, networks: Leaderboard, column: Column
     of_group = [stored for stored in leaderboard.results if stored.result.group == column[0]]
     sides = [[stored for stored in of_group if stored.result.checkpoint.key == used.key] for used in compared]
     matches, _ = match_results(sides[0], sides[1], (compared[0].name, compared[1].name))
+    if not matches:
+        return ""
     try:
         test = paired_test(matches[0], column[1])
-    except (IndexError, ValueError):
+    except ValueError:
         return ""
     cell = networks.rows[compared[0]][column]
     better = -1 if cell.higher_is_better is False else 1

@@ -33,6 +33,7 @@ from bench.results.record import (
     number_text,
     number_with_interval,
     pixels_text,
+    sizes_note,
 )
 from bench.results.store import StoredResult, comparable_results, stamps
 from bench.results.table import rows_of, to_pandas, to_parquet
@@ -192,7 +193,7 @@ def leaderboard_of(results: Iterable[Result], problems: Iterable[str] = ()) -> L
     by_checkpoint: dict[Key, list[Result]] = defaultdict(list)
     groups: dict[str, dict[str, None]] = defaultdict(dict)
     caveats: dict[str, dict[str, None]] = defaultdict(dict)
-    sizes: dict[str, dict[str, str]] = defaultdict(dict)  # group -> label of a network -> size of its images
+    by_label: dict[str, dict[str, Result]] = defaultdict(dict)  # group -> label of a checkpoint -> a result
     results = list(results)
     labels = labels_of(result.checkpoint.key for result in results)
     for result in results:
@@ -200,12 +201,10 @@ def leaderboard_of(results: Iterable[Result], problems: Iterable[str] = ()) -> L
         if result.status == "ok":
             groups[result.group].update(dict.fromkeys(result.metrics))
             caveats[result.group] |= dict.fromkeys(caveats_of(result, labels[result.checkpoint.key]))
-            if result.image_size and not result.checkpoint.is_raw_pixels:
-                sizes[result.group][labels[result.checkpoint.key]] = pixels_text(result.image_size)
-    for group, by_label in sizes.items():
-        if len(set(by_label.values())) > 1:
-            texts = ", ".join(f"{label} {size} px" for label, size in by_label.items())
-            caveats[group][f"Images have the size at which each network's source evaluates it: {texts}."] = None
+            by_label[result.group][labels[result.checkpoint.key]] = result
+    for group, of_group in by_label.items():
+        if note := sizes_note(of_group):
+            caveats[group][note] = None
     ordered = [by_checkpoint[key] for key in sorted(by_checkpoint)]
     return Leaderboard(
         rows={own[-1].checkpoint: _cells(own) for own in ordered},

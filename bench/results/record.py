@@ -350,6 +350,19 @@ def pixels_text(size: int | tuple[int, int] | None) -> str:
     return "x".join(map(str, dict.fromkeys(size))) if isinstance(size, tuple) else str(size or "")
 
 
+def sizes_note(results: Mapping[str, Result]) -> str:
+    """A sentence on the sizes of the images, if networks have different ones; else "". results: label -> result."""
+    sizes = {
+        label: pixels_text(result.image_size)
+        for label, result in results.items()
+        if result.image_size and not result.checkpoint.is_raw_pixels
+    }
+    if len(set(sizes.values())) < 2:
+        return ""
+    texts = ", ".join(f"{label} {size} px" for label, size in sizes.items())
+    return f"Images have the size at which each network's source evaluates it: {texts}."
+
+
 def short(value: Any) -> str:
     """A setting's value without commas, which are not allowed in column names: `5+10`."""
     return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from bench.published.values import published_in
-from bench.results.record import Result, interval_decimals, number_text, pixels_text, suffix
+from bench.results.record import Result, interval_decimals, number_text, sizes_note, suffix
 from bench.results.store import comparable_results
 from bench.statistics.intervals import LEVEL
 from bench.statistics.matching import Match, label_of, match_results, results_by_label
@@ -312,21 +312,12 @@ def compare_match(
                 paired=test,
                 p_holm=test.p,
                 over_seeds=_seed_test(match, name),
-                sizes=sizes_text(labels, (first, second)),
+                sizes=sizes_note(dict(zip(labels, (first, second), strict=True))),
             )
         )
         if metric is None:
             break
     return comparisons, reasons
-
-
-def sizes_text(labels: Sequence[str], results: Sequence[Result]) -> str:
-    """The image sizes of networks that their sources evaluate at different ones, as a sentence; else ""."""
-    sizes = [pixels_text(result.image_size) for result in results if not result.checkpoint.is_raw_pixels]
-    if len({*sizes} - {""}) < 2:
-        return ""
-    sides = " and ".join(f"{label} {size} px" for label, size in zip(labels, sizes, strict=True))
-    return f"images have the size at which each network's source evaluates it: {sides}"
 
 
 def _seed_test(match: Match, metric: str) -> SeedTest | None:
