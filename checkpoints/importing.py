@@ -215,9 +215,9 @@ def plain_vit(
     )
 
 
-def split_class_tokens(tensors: dict[str, Tensor]) -> dict[str, Any]:
+def split_class_tokens(branch: BranchTensors, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Fields of a ViTSpec for several class tokens (1, P, D), of which all but the first become registers in place."""
-    tokens = tensors["cls_token"]
+    tokens = _require_tensor(branch, tensors, "cls_token", 3)
     tensors |= {"cls_token": tokens[:, :1], "reg_token": tokens[:, 1:]}
     return {"class_tokens": tokens.shape[1], "registers": tokens.shape[1] - 1}
 

@@ -20,6 +20,6 @@ def recognise(file: ForeignFile) -> bool:
 
 def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk()
-    class_tokens = split_class_tokens(tensors)
+    class_tokens = split_class_tokens(branch, tensors)
     spec = plain_vit(branch, tensors, HEADS, position=position_kind(tensors), **class_tokens)
     return Conversion(spec=spec, tensors=tensors)

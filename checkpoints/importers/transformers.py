@@ -294,7 +294,7 @@ def _ijepa(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, 
 
 
 def _pixio(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, dict[str, Tensor]]:
-    return _plain(branch, tensors, **split_class_tokens(tensors))
+    return _plain(branch, tensors, **split_class_tokens(branch, tensors))
 
 
 def _nepa(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, dict[str, Tensor]]:

@@ -57,8 +57,10 @@ def job(name, steps=1, state="new", url="digits:", key="toy"):
         chosen=chosen,
         path=Path(f"{name}-{url}{key}"),
         state=state,
+        seed=0,
         data=SimpleNamespace(url=url),
         workspace=lambda space: space,
+        network=lambda export: export,
     )
 
 

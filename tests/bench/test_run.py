@@ -64,7 +64,7 @@ def test_a_run_writes_results_and_a_leaderboard(run, out, exports):
     assert result.cost == {} and result.images_per_second is None  # the toys forward no image
     assert np.load(path.with_suffix(".npz"))["correct"].tolist() == [True, False, True, False]
     assert float(board(out)[0]["tiny/toy@one:top1_k1"]) == result.metrics["top1_k1"].value
-    assert "toy@one on tiny ..." in output and "top1_k1 " in output and "2 done, 0 skipped, 0 failed" in output
+    assert "toy@one on tiny" in output and "top1_k1 " in output and "2 done, 0 skipped, 0 failed" in output
     assert (out / "leaderboard.md").read_text().startswith("# Leaderboard")
     assert not (out / "exports").exists()  # the checkpoint is an export already
 
