@@ -442,7 +442,7 @@ def predict(
 
     if Path(images).is_file():
         raise UserError("images", "one file; give its folder, or use load_head(...).predict([file])", str(images))
-    if Path(out).resolve().is_relative_to(Path(images).resolve()):
+    if Path(out).resolve().is_relative_to(Path(str(images).removeprefix("images:")).resolve()):
         raise UserError("out", "it lies in the folder of images, whose images it would add to: choose another", out)
     image_set = image_set_of(str(images), split)
     check_writable(Path(out))

@@ -5,7 +5,6 @@ mask and overlay, or of its depth. Every few seconds the rows are flushed to dis
 many there are; a prediction that was killed goes on after them.
 """
 
-import csv
 import io
 import os
 import re
@@ -24,6 +23,7 @@ from bench.results.heads import HeadFile
 from downstream.data.overlays import class_colours, tinted
 from engine.errors import UserError
 from engine.files import locked_or_refused, read_json, write_atomic
+from engine.printing import csv_text
 from engine.progress import Progress
 from engine.training.interruptions import Timer
 from imagesets.sets import FileImages, ImageSet
@@ -112,9 +112,7 @@ class Rows:
         return ("mask", "overlay") if self.head.predicts == "mask" else ("depth",)
 
     def write(self, row: Sequence[Any]) -> None:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerow(row)
-        self.table.write(text.getvalue().encode(errors="surrogateescape"))
+        self.table.write(csv_text([row]).encode(errors="surrogateescape"))
 
     def emit(self, index: int, prediction: "np.ndarray | str") -> None:
         """Take the prediction of an image, and write those whose turn it is."""
@@ -182,7 +180,5 @@ def share_stems(images: ImageSet) -> bool:
 
 def write_classes(path: Path, classes: Sequence[str], colours: np.ndarray) -> None:
     """A table of the numbers of classes in masks, their names and colours."""
-    text = io.StringIO()
     rows = ((number, name, "#" + bytes(colours[number]).hex()) for number, name in enumerate(classes))
-    csv.writer(text, lineterminator="\n").writerows([("number", "class", "colour"), *rows])
-    write_atomic(path, text.getvalue())
+    write_atomic(path, csv_text([("number", "class", "colour"), *rows]))

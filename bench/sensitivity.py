@@ -6,8 +6,6 @@ the empty tuple is the protocol itself. A change concerns the task, the run (RUN
 transform. Every variation is compared with the protocol on the same images (bench/statistics/matching.py).
 """
 
-import csv
-import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +31,7 @@ from checkpoints.export import ViTExport
 from checkpoints.import_options import ImportOptions
 from checkpoints.spec import PositionRule
 from engine.errors import UserError
-from engine.printing import in_csv
+from engine.printing import csv_text, in_csv
 from engine.settings import NonNegativeInt, from_text
 from engine.tasks import settings_of
 
@@ -206,14 +204,14 @@ def table_rows(effects: Sequence[Effect]) -> list[tuple[str, ...]]:
 
 def to_csv(effects: Sequence[Effect]) -> str:
     """CSV with a row for each variation and network; numbers are not rounded."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(("setting", "protocol", "checkpoint", "number", "varied", "change", "low", "high", "p"))
+    rows: list[Sequence[object]] = [
+        ("setting", "protocol", "checkpoint", "number", "varied", "change", "low", "high", "p")
+    ]
     for effect in effects:
         for name, test in effect.tests.items():
             texts = [in_csv(text) for text in (effect.label, effect.original, name)]
-            writer.writerow([*texts, test.second, test.first, test.difference, test.low, test.high, test.p])
-    return buffer.getvalue()
+            rows.append([*texts, test.second, test.first, test.difference, test.low, test.high, test.p])
+    return csv_text(rows)
 
 
 def evaluate_variations(

@@ -5,6 +5,7 @@ sequences that change a terminal, line breaks that forge a line, marks that reve
 tool prints only through `say`; tests/test_architecture.py enforces it.
 """
 
+import csv
 import io
 import re
 import shutil
@@ -108,6 +109,13 @@ def html_template(text: str, folder: Path | None = None) -> "Template":
         keep_trailing_newline=folder is None,
         finalize=lambda value: value if isinstance(value, Markup) else printable(value),
     ).from_string(text)
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """CSV of rows of cells, with a line feed after each row."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
+    return buffer.getvalue()
 
 
 def in_csv(value: object) -> object:

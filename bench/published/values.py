@@ -177,7 +177,7 @@ TABLES = {
     "dinov2:table11": "depth on NYU compared with other methods",
     "visbench:leaderboard": "DINOv2 ViT-S by VisBench's probes",
     "jafar:logs": "DINOv2 ViT-S by a linear layer on upsampled features",
-    **{f"mieb:{name}": f"42 encoders: 16 images a class of {name}" for name in MIEB_SETS},
+    **{f"mieb:{name}": f"{len(_rows('mieb.csv'))} encoders: 16 images a class of {name}" for name in MIEB_SETS},
 }
 
 

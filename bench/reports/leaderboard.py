@@ -10,8 +10,6 @@ XeLaTeX and LuaLaTeX, and names and messages are escaped, so that no character o
 table of all results (bench/results/table.py).
 """
 
-import csv
-import io
 import re
 import statistics
 from collections import defaultdict
@@ -39,7 +37,7 @@ from bench.results.store import StoredResult, comparable_results, stamps
 from bench.results.table import rows_of, to_pandas, to_parquet
 from bench.statistics.significance import Column, Key, PairedTestCache, paired_tests, ties_with_best
 from engine.files import write_atomic
-from engine.printing import counted, in_csv, in_markdown, markdown_table, printable, table, text_of
+from engine.printing import counted, csv_text, in_csv, in_markdown, markdown_table, printable, table, text_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -572,15 +570,13 @@ def to_csv(leaderboard: Leaderboard) -> str:
     names = [in_csv(f"{group}:{metric}{suffix}") for group, metric, suffix in columns]
     costs = [name for name in COSTS if any(getattr(used.training_cost, name) for used in rows)]
     sizes = ["image_size"] if have_other_sizes(rows) else []
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*FACTS, *sizes, *costs, *names, "failed"])
+    lines: list[list[object]] = [[*FACTS, *sizes, *costs, *names, "failed"]]
     for used, row in rows.items():
         facts = [in_csv(getattr(used, fact)) for fact in FACTS] + [pixels_text(used.image_size) for _ in sizes]
         spent = [in_csv(getattr(used.training_cost, name) or "") for name in costs]
         numbers = [_number(row.get((group, metric)), suffix) for group, metric, suffix in columns]
-        writer.writerow([*facts, *spent, *numbers, in_csv("; ".join(leaderboard.failed.get(used, ())))])
-    return buffer.getvalue()
+        lines.append([*facts, *spent, *numbers, in_csv("; ".join(leaderboard.failed.get(used, ())))])
+    return csv_text(lines)
 
 
 def _csv_columns(

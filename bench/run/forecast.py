@@ -211,8 +211,8 @@ def announcement(jobs: Sequence[Job], export: FrozenExport, space: Workspace) ->
         for key, measure in measurements_of(forecast.job, export, space).items()
         if key not in rates and key.split()[0] not in skipped
     }
-    measure_rates(missing, space, ANNOUNCED_IN, lambda *lines: None)
-    timed = list(forecasts_without_measuring(jobs, export, space)) if missing else forecasts
+    rates |= measure_rates(missing, space, ANNOUNCED_IN, lambda *lines: None)
+    timed = [timed_by(rates, forecast, export, space) for forecast in forecasts]
     times = [forecast.seconds for forecast in timed if forecast.seconds is not None]
     images = sum(forecast.work.images for forecast in forecasts)
     known = "" if len(times) == len(forecasts) else f" for {len(times)} of them"
@@ -225,12 +225,16 @@ def measurements_of(job: Job, export: FrozenExport, space: Workspace) -> Measure
     return measurements(job.network(export), job.workspace(space), job.data.fingerprints)
 
 
+def timed_by(rates: Mapping[str, float], forecast: Forecast, export: FrozenExport, space: Workspace) -> Forecast:
+    """The forecast with times, if it has none and these rates of this machine suffice."""
+    keys = measurements_of(forecast.job, export, space)
+    return forecast.timed(measured(keys, forecast.job.workspace(space), rates))
+
+
 def forecasts_without_measuring(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> Iterator[Forecast]:
     """Forecasts of the jobs that are not done, with times if an earlier plan measured the rates."""
     rates = kept_rates(space)
-    for forecast in count_jobs(jobs, export, space):
-        own = forecast.job.workspace(space)
-        yield forecast.timed(measured(measurements_of(forecast.job, export, space), own, rates))
+    return (timed_by(rates, forecast, export, space) for forecast in count_jobs(jobs, export, space))
 
 
 STATES: Mapping[str, str] = {"new": "to do", "failed before": "failed before, to do again", "done": "exists"}
@@ -334,23 +338,24 @@ def plan(options: EvaluationOptions, assumed: Machine | None, show: Callable[...
 
 def timed_jobs(plan: Plan, preparation: Preparation, show: Callable[..., None]) -> Plan:
     """The plan with the times that are missing, from rates that are measured on this machine."""
-    space, started = preparation.space, time.perf_counter()
-    keys_of = {
-        forecast.job.path: measurements_of(forecast.job, preparation.exports[checkpoint.used.key], space)
+    space, exports, started = preparation.space, preparation.exports, time.perf_counter()
+    missing = {
+        key: measure
         for checkpoint, forecasts in plan
         for forecast in forecasts
         if forecast.work.parts and forecast.seconds is None
+        for key, measure in measurements_of(forecast.job, exports[checkpoint.used.key], space).items()
     }
-    missing = {key: measure for keys in keys_of.values() for key, measure in keys.items()}
     if not missing:
         return plan
     show(f"measuring this machine for about {LIMIT:.0f} s:")
     rates = measure_rates(missing, space, LIMIT, show)
-    machines = {path: measured(keys, space, rates) for path, keys in keys_of.items()}
     timed = []
     for checkpoint, forecasts in plan:
-        timed.append((checkpoint, [f.timed(machines.get(f.job.path, Machine())) for f in forecasts]))
-        show(*(f"  {f.job.title}: {f.time}" for f in timed[-1][1] if f.job.path in machines))
+        export = exports[checkpoint.used.key]
+        timed.append((checkpoint, [timed_by(rates, forecast, export, space) for forecast in forecasts]))
+        pairs = zip(forecasts, timed[-1][1], strict=True)
+        show(*(f"  {new.job.title}: {new.time}" for old, new in pairs if old.work.parts and old.seconds is None))
     show(f"measured in {duration(time.perf_counter() - started)}")
     return timed
 

@@ -158,7 +158,9 @@ def test_predictions_are_streamed_and_resumed(exports, tmp_path, monkeypatch):
     with pytest.raises(ValueError) as refused:
         api.predict(exports[0], head, "digits:", out)
     assert refused.value.argument == "out"
-    for argument, changed in {"out": (images, images / "out"), "images": (images / "broken.jpg", out)}.items():
+    inside = images / "out"
+    refusals = [("out", images, inside), ("out", f"images:{images}", inside), ("images", images / "broken.jpg", out)]
+    for argument, *changed in refusals:
         with pytest.raises(ValueError) as refused:
             api.predict(exports[0], head, *changed)
         assert refused.value.argument == argument
