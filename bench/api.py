@@ -396,7 +396,6 @@ def load_head(
     *,
     statistics: str | None = None,
     device: str = "auto",
-    skip_bad: bool = False,
     batch_size: int | None = None,
     workers: int | None = None,
 ) -> "LoadedHead":
@@ -412,7 +411,7 @@ def load_head(
     from bench.heads import load_head as load_kept
 
     export = load(checkpoint, statistics=statistics)
-    return load_kept(Path(head), export, device, skip_bad, batch_size, workers)
+    return load_kept(Path(head), export, device, batch_size=batch_size, workers=workers)
 
 
 def predict(
@@ -436,6 +435,7 @@ def predict(
 
     ValueError as there, for an image that cannot be read, and for a folder with other predictions.
     """
+    from bench.heads import load_head as load_kept
     from bench.names import check_writable
     from bench.predictions import write_predictions
     from bench.reports.visualize import image_set_of
@@ -446,15 +446,8 @@ def predict(
         raise UserError("out", "it lies in the folder of images, whose images it would add to: choose another", out)
     image_set = image_set_of(str(images), split)
     check_writable(Path(out))
-    loaded = load_head(
-        head,
-        checkpoint,
-        statistics=statistics,
-        device=device,
-        skip_bad=skip_bad,
-        batch_size=batch_size,
-        workers=workers,
-    )
+    export = load(checkpoint, statistics=statistics)
+    loaded = load_kept(Path(head), export, device, skip_bad, batch_size, workers)
     return write_predictions(loaded, image_set, Path(out))
 
 
