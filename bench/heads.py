@@ -59,10 +59,7 @@ class LoadedHead:
     def apply(self, images: Any, emit: Emit, first: int = 0) -> None:
         """`Task.apply_head` on an ImageSet or ImageList."""
         head = Head(tensors=self.tensors, classes=self.classes, facts=self.file.facts)
-        try:
-            self.task.apply_head(head, self.export, images, self.space, emit, first)
-        except KeyError as error:
-            raise UserError("head", f"it has no tensor or fact {error}; keep it again") from error
+        self.task.apply_head(head, self.export, images, self.space, emit, first)
 
     def predict(self, images: Sequence["str | PathLike | Image.Image"]) -> list[np.ndarray]:
         """What the head predicts for images, given as paths or PIL images, in memory.
@@ -103,7 +100,8 @@ def load_head(
         raise UserError("head", text, path)
     chosen = catalogue(suite=used.name).protocols.get(used.name)
     if chosen is None:
-        raise UserError("head", f"its protocol {used.name} is not installed here; install {used.plugin or 'it'}", path)
+        fix = f"install {used.plugin}" if used.plugin else "use the version of ssl-vit-bench that kept the head"
+        raise UserError("head", f"there is no protocol {used.name} here: {fix}", path)
     space = Workspace(
         cache=Path(),
         data="",

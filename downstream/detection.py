@@ -214,7 +214,7 @@ def stride_of(spec: FrozenSpec) -> int:
 
 
 def resized_patches(spec: FrozenSpec) -> dict[str, str]:
-    """What to state of a network whose patch embedding is resized to a stride; nothing of others."""
+    """A fact for results if the patch embedding is resized to a stride; empty otherwise."""
     stride = stride_of(spec)
     return {"patches": f"resized from {spec.patch_size} to {stride} px"} if stride != spec.patch_size else {}
 

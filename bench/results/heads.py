@@ -34,7 +34,7 @@ class HeadFile:
     image_size: int | tuple[int, int]  # of the export that the head was trained on, in pixels
     mean: tuple[float, ...]  # statistics that images are normalised with
     std: tuple[float, ...]
-    batch_size: int | None = None  # images of a forward pass, if they were set
+    batch_size: int | None = None  # at most so many images in a forward pass, if --batch-size was given
     sha256: str  # of the file with the tensors
     result: Result  # protocol with settings, checkpoint with digest, images, metrics
 

@@ -117,7 +117,7 @@ def _run_checkpoint(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs
                         write_head(job.head, outcome.head, job.chosen.task, job.network(export), space, result)
                         say(f"    head: {job.head}")
                     elif job.head and not isinstance(outcome, Exception):
-                        say("    no head is kept: of images with several labels there is none")
+                        say("    no head is kept: images with several labels have none")
                 if isinstance(outcome, Exception):
                     tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(outcome)}")
                     tally.errors.append(outcome)
