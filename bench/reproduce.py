@@ -1,10 +1,10 @@
 """`bench reproduce`: published numbers, the numbers measured here, and the commands that measure them.
 
 A plan is a list of published values: a table of a source; `today`, current networks by common protocols; or `laptop`,
-four numbers that a laptop measures in half an hour. A value
-names its weights, protocol, settings and images. It can be measured by a named protocol, by a protocol with changed
-settings, or, for a stated reason, not at all; its weights are given by the user, downloaded by timm, or trained first.
-Measurements are read from the results in a folder, or from the log of a training.
+four numbers that a laptop measures in half an hour. A value names its weights, protocol, settings and images. It can be
+measured by a named protocol, by a protocol with changed settings, or, for a stated reason, not at all; its weights are
+given by the user, downloaded by timm, or trained first. Measurements are read from the results in a folder, or from the
+log of a training.
 """
 
 import os
@@ -179,10 +179,9 @@ class Setup:
 
     def url(self, data: str) -> str:
         """The user's URL of a published image set, that of a download, or an example URL."""
-        downloaded = (
-            f"torchvision:{DOWNLOADS.get(data)}:{self.downloads / DOWNLOADS[data]}" if data in DOWNLOADS else ""
-        )
-        return self.data.get(data) or downloaded or SETS[data].url
+        if data in DOWNLOADS and data not in self.data:
+            return f"torchvision:{DOWNLOADS[data]}:{self.downloads / DOWNLOADS[data]}"
+        return self.data.get(data, SETS[data].url)
 
     @property
     def downloads(self) -> Path:
@@ -342,14 +341,6 @@ def missing(plan: Sequence[PublishedValue], setup: Setup) -> Iterator[str]:
             yield f"missing: {in_one_line(error)}"
 
 
-HEADER = """#!/usr/bin/env bash
-# {name}: {caption}
-# Every command, and the script, can be repeated: finished work is skipped, interrupted work is resumed.
-set -euo pipefail
-
-# Lists what is missing, and stops if anything is."""
-
-
 def script(name: str, plan: Sequence[PublishedValue], setup: Setup, suite: str | None = None) -> Iterator[str]:
     """The lines of a shell script that measures a plan: values, and below them the commands that measure them.
 
@@ -358,12 +349,13 @@ def script(name: str, plan: Sequence[PublishedValue], setup: Setup, suite: str |
     out = str(setup.out)
     data = [f"{data}={url}" for data, url in setup.data.items()]
     checkpoints = [f"{weights}={reference}" for weights, reference in setup.checkpoints.items()]
-    header, check = HEADER.format(name=name, caption=caption_of(name)).split("\n\n")
-    yield from [*header.split("\n"), ""]
+    yield from ("#!/usr/bin/env bash", f"# {name}: {caption_of(name)}")
+    yield "# Every command, and the script, can be repeated: finished work is skipped, interrupted work is resumed."
+    yield from ("set -euo pipefail", "")
     for key, downloaded in DOWNLOADS.items():
         if key not in setup.data and any(value.data == key for value in plan):
             yield command_line("data", "get", downloaded, out=setup.downloads)
-    yield check
+    yield "# Lists what is missing, and stops if anything is."
     yield command_line("reproduce", name, check=True, suite=suite, data=data, checkpoints=checkpoints, out=out)
     runs: dict[tuple[str, ...], list[PublishedValue]] = {}
     for value in plan:

@@ -58,8 +58,9 @@ def about(record: Path) -> tuple[str, str]:
     path = record.resolve().with_suffix(".md")
     if not path.is_file():
         return record.resolve().name, ""
-    title, paragraph, *_ = read_text(path).strip().split("\n\n")
-    return title.removeprefix("# "), re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", paragraph.replace("\n", " "))
+    title, _, text = read_text(path).strip().partition("\n\n")
+    paragraph = text.partition("\n\n")[0].replace("\n", " ")
+    return title.removeprefix("# "), re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", paragraph)
 
 
 def site_page(record: Path, title: str = "", back: str = "") -> str:

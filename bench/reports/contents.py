@@ -180,7 +180,7 @@ def _checkpoint_facts(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> d
         name: getattr(checkpoint, name)
         for name in ("method", "recipe", "branch", "architecture", "parameters", "digest", "source")
     }
-    cost = {name: value for name, value in asdict(checkpoint.training_cost).items() if value}
+    cost = asdict(checkpoint.training_cost)
     saved = (leaderboard.folder.parent / "exports").glob(f"*-{checkpoint.digest[:8]}")
     folders = [*map(str, saved), checkpoint.source]
     specs = (spec_in(folder, checkpoint.digest) for folder in folders if folder)
@@ -189,8 +189,7 @@ def _checkpoint_facts(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> d
         cost["forward_gflop"] = forward_flops(evaluated) / 1e9  # of an image
     own = [stored.result for stored in leaderboard.results if stored.result.checkpoint.key == checkpoint.key]
     cost["evaluation_seconds"] = sum(result.seconds for result in own)
-    speeds = [result.images_per_second for result in own if result.images_per_second]
-    cost |= {"evaluation_images_per_second": max(speeds)} if speeds else {}
+    cost["evaluation_images_per_second"] = max((result.images_per_second or 0.0 for result in own), default=0.0)
     cost = {name: value for name, value in cost.items() if value}
     texts = {
         "training time" if name == "hours" else name.replace("_", " "): (
