@@ -22,6 +22,7 @@ from bench.reports.card import CardSubject, Publication, without_folders
 from bench.results.record import DataUsed, ProtocolUsed, Result, read_result
 from bench.run.outcomes import arrays_of, metric_records
 from bench.run.suites import catalogue
+from bench.site import about
 from checkpoints.export import ViTExport
 from downstream.metrics.scores import weighted_scores
 from engine.printing import printable
@@ -351,3 +352,8 @@ def test_an_edit_is_found(outcome, edit, named, tmp_path):
 
 def test_arrays_of_other_packages_are_compared_by_mean_and_interval_alone(tmp_path):
     assert lines_after(segmentation(), changed("mIoU", value=80.0), tmp_path, plugin="toys 1.0") == []
+
+
+def test_the_text_beside_a_record_may_be_a_title_alone(tmp_path):
+    (tmp_path / "mine.md").write_text("# Ours\n")
+    assert about(tmp_path / "mine") == ("Ours", "")

@@ -79,14 +79,14 @@ class Retrieval(Validated):
         gallery: images with neighbours; empty: the other images.
         """
         read = viewer.class_token if self.tokens == "class" else viewer.patches
-        maps = [read(image.image, self.layer) for image in viewer.images()]
-        maps_of_gallery = [read(image.image, self.layer) for image in viewer.images(gallery)]
-        blocks: list[Block] = []
-        queries, others = ([*zip(*pair, strict=True)] for pair in ((request.images, maps), (gallery, maps_of_gallery)))
-        for number, (image, tokens) in enumerate(queries):
-            others = others if gallery else [query for place, query in enumerate(queries) if place != number]
-            blocks.append(self.block(image, tokens, others))
-        return blocks
+        queries, others = (
+            [(image, read(image.image, self.layer)) for image in viewer.images(images)]
+            for images in (request.images, gallery)
+        )
+        return [
+            self.block(image, tokens, others or [*queries[:number], *queries[number + 1 :]])
+            for number, (image, tokens) in enumerate(queries)
+        ]
 
     def block(self, image: NamedImage, tokens: np.ndarray, others: Sequence[tuple[NamedImage, np.ndarray]]) -> Block:
         """The rows of an image with tokens (h, w, D). others: the gallery's images and their tokens."""
