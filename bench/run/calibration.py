@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.errors import UserError
 from engine.files import digest, read_json, write_atomic
-from engine.machine import hardware, own_cores
+from engine.machine import hardware, own_cores, run_on_core_threads
 from engine.precision import autocast
 from engine.printing import did_you_mean
 from engine.tasks import Workspace
@@ -165,9 +166,17 @@ def network_rate(export: FrozenExport, space: Workspace, seconds: float, trainin
 
         return call
 
+    run(1)()  # kernels are chosen and memory is taken by the first call
     alone = fastest(run(1), 0.0)
     batch = min(space.batch_size or forward_batch(space.device), max(1, int(seconds / 3 / alone)))
-    return batch * flops / fastest(run(batch), seconds)
+    call = run(batch)
+    if training or torch.device(space.device).type == "cuda":
+        return batch * flops / fastest(call, seconds)
+    # As features are extracted: every core computes batches of its own. On a busy machine, the threads of one batch
+    # would wait for the one that has no core.
+    threads = torch.get_num_threads()
+    on_cores = partial(run_on_core_threads, lambda _: call(), range(threads))
+    return threads * batch * flops / fastest(on_cores, seconds)
 
 
 def head_rate(device: str, seconds: float) -> float:
