@@ -421,7 +421,7 @@ def test_a_killed_process_of_a_job_is_named(toy_packages, exports, tmp_path):
     command = ("-m", "bench", "run", "--checkpoint", exports[0], *words, "--cluster", "local", "--processes", "2")
     process = program(*command, environment={"PYTHONPATH": path}, merged=True)
     end = time.monotonic() + 120
-    while not (out / "cache" / "waiting").exists() or not processes_with("RANK=1", f"--out={out}"):
+    while not (out / "cache" / "waiting").exists() or not processes_with("RANK=1", str(out)):
         assert time.monotonic() < end and process.poll() is None, process.communicate()[0]
         time.sleep(0.1)
     (victim,) = processes_with("RANK=1", str(out))
