@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 # Argument of functions -> its type, where it is not a field of options.
 TYPES: dict[str, Any] = {
-    **dict.fromkeys(("protocol", "suite", "kind", "method", "recipe"), str),
-    **dict.fromkeys(("name", "statistics"), str | None),
+    **dict.fromkeys(("protocol", "suite", "kind", "method"), str),
+    **dict.fromkeys(("name", "recipe", "statistics"), str | None),
     "settings": Mapping | None,
     "options": Options | None,
     "seed": NonNegativeInt,

@@ -15,6 +15,7 @@ from bench.run.suites import catalogue
 from checkpoints.export import read_tensors
 from checkpoints.frozen import FrozenExport
 from engine.errors import UserError
+from engine.printing import say
 from engine.tasks import Emit, Head, Task, Workspace
 from imagesets.decoding import as_rgb, decode_rgb, read_bytes
 
@@ -98,6 +99,8 @@ def load_head(
         trained_on = f"{result.checkpoint.name} (digest {result.checkpoint.digest[:8]})"
         text = f"it was trained on {trained_on}, and this checkpoint has digest {export.digest[:8]}: give that one"
         raise UserError("head", text, path)
+    cautions = [*result.facts.get("warnings", ()), *([f"trained with limit={result.limit}"] if result.limit else [])]
+    say(*(f"{path.name}: {caution}" for caution in cautions), errors=True)
     chosen = catalogue(suite=used.name).protocols.get(used.name)
     if chosen is None:
         fix = f"install {used.plugin}" if used.plugin else "use the version of ssl-vit-bench that kept the head"

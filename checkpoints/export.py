@@ -80,10 +80,10 @@ class ViTExport(PreparesImages):
 
     spec: ViTSpec
     preparation: Preparation
-    tensors: Mapping[str, Tensor]
-    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    extra: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     facts: Mapping[str, Any] = field(default_factory=dict)
-    fingerprint: Fingerprint = field(default_factory=dict)
+    fingerprint: Fingerprint = field(default_factory=dict, repr=False)
 
     @classmethod
     def make(

@@ -21,6 +21,7 @@ from engine.files import read_json, sha256_of_file, write_atomic
 from engine.tasks import Head, Predicts, Task, Workspace
 
 FORMAT = 1
+MAX_NAMED = 3  # heads that a message lists
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,9 @@ def write_head(path: Path, head: Head, task: Task, export: FrozenExport, space: 
 
 def read_head(path: Path) -> HeadFile:
     """The JSON file of a head, given by either of its files. UserError if it is none, or its tensors differ."""
+    if path.is_dir():
+        found = sorted(str(file) for file in path.rglob("*.safetensors"))
+        raise UserError("head", f"a folder; give a file: {', '.join(found[:MAX_NAMED]) or 'there is none in it'}", path)
     try:
         file = read_json(path.with_suffix(".json"), type=dict[str, Any])
         if "format" not in file or "predicts" not in file:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import bench as api
 from bench.pretraining.continuing import IMAGENET, recipe_for
 from bench.pretraining.recipes import values_by_path
 from checkpoints.export import ViTExport
@@ -80,5 +81,6 @@ def test_the_corrected_command_is_complete(bench, refused, tmp_path):
     command = shlex.split(message.partition("run: bench ")[2])
     code, out, err = bench(*command)
     assert code == 0 and "    schedule.warmup = 0.2\n" in out, err
+    assert api.method("dino", None, settings={"batch_size": 8}, init=tmp_path / "small", seed=1).spec.patch_size == 7
     code, out, _ = bench("pretrain", "dino", *words, "--set", "batch_size=8")
     assert code == 0 and "    image_size = 28\n" in out and "    batch = 8\n" in out and "frozen for 1 epoch" in out

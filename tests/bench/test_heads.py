@@ -194,5 +194,11 @@ def test_a_result_without_its_head_is_evaluated_again(bench, exports, tmp_path):
     written = head_of(heads).stat().st_mtime_ns
     code, output, _ = bench(*words, "--keep-heads", heads)
     assert code == 0 and "0 done, 2 skipped" in output and head_of(heads).stat().st_mtime_ns == written
+    caution = f"{head_of(heads).name}: trained with limit=60\n"
+    words_of_head = ("--checkpoint", exports[0], "--images", "digits:", "--out", tmp_path / "labelled")
+    code, _, err = bench("predict", "--head", heads, *words_of_head)
+    assert code == 2 and str(head_of(heads).with_suffix(".safetensors")) in err
+    code, _, err = bench("predict", "--head", head_of(heads), *words_of_head)
+    assert code == 0 and caution in err
     code, _, err = bench(*words[:4], "knn@dino", *words[7:], "--keep-heads", heads)
     assert code == 2 and "--keep-heads" in err and "knn@dino" in err
