@@ -9,14 +9,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.record import check_record, rerun_script
+from bench.record import check_record, rerun_script, stored_results
 from bench.reports.card import CardSubject, read_config
 from bench.reports.contents import contents, networks_of
 from bench.reports.figures import TrainingLog, read_log
 from bench.reports.leaderboard import leaderboard_of, with_ties
 from bench.reports.page import figures_of, page_of
-from bench.results.record import CheckpointUsed, read_result, result_files
-from bench.results.store import StoredResult
+from bench.results.record import CheckpointUsed
 from bench.statistics.significance import PairedTestCache
 from checkpoints.export import CARD
 from engine.errors import UserError
@@ -65,7 +64,7 @@ def about(record: Path) -> tuple[str, str]:
 
 def site_page(record: Path, title: str = "", back: str = "") -> str:
     """The HTML of a record's page."""
-    results = results_of(record)
+    results = stored_results(record)
     cache = PairedTestCache()  # every test is computed anew
     leaderboard = with_ties(leaderboard_of(stored.result for stored in results), results, cache)
     logs, texts = {}, {}
@@ -94,11 +93,6 @@ def site_page(record: Path, title: str = "", back: str = "") -> str:
         record=record.resolve().name,
         back=back,
     )
-
-
-def results_of(record: Path) -> list[StoredResult]:
-    """All results of a record."""
-    return [StoredResult(path=path, result=read_result(path)) for path in result_files(record)]
 
 
 def training_log(record: Path, used: CheckpointUsed) -> TrainingLog:

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import bench
-from bench.results.record import MetricRecord, read_result, result_files
+from bench.record import stored_results
+from bench.results.record import MetricRecord
 from bench.results.store import StoredResult
 from bench.statistics.compare import interval_text, p_text
 from bench.statistics.matching import match_results, paired_test
@@ -277,7 +278,7 @@ class Record:
     @cached_property
     def results(self) -> dict[tuple[str, str], StoredResult]:
         """(checkpoint, protocol) -> its result."""
-        stored = [StoredResult(path=path, result=read_result(path)) for path in result_files(self.folder)]
+        stored = stored_results(self.folder)
         return {(entry.result.checkpoint.name, entry.result.protocol.name): entry for entry in stored}
 
     @cached_property

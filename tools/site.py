@@ -26,12 +26,12 @@ from mkdocs.structure.pages import Page
 from bench.index import choices_of
 from bench.pretraining.recipes import recipe_summary
 from bench.published.values import LOG, published_values
-from bench.record import bibtex_entries, cited
+from bench.record import bibtex_entries, cited, stored_results
 from bench.reports.drawing import svg_of
 from bench.reports.figures import training_figure
 from bench.reports.leaderboard import Leaderboard, cell_text, leaderboard_of
 from bench.settings import meanings, setting_text
-from bench.site import about, results_of, training_log, write_site
+from bench.site import about, training_log, write_site
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY
 from engine.extensions import load_extensions
@@ -130,7 +130,7 @@ def recipes_page(methods: Mapping[str, ModuleType]) -> Iterator[str]:
 def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
     """Path in the site -> page of each method: a command, its recipes, and its numbers, measured and published."""
     pages, shown = {}, board()
-    boards = {record: leaderboard_of(stored.result for stored in results_of(record)) for record in records()}
+    boards = {record: leaderboard_of(stored.result for stored in stored_results(record)) for record in records()}
     for key, module in methods.items():
         papers = [f"Paper: {paper_link(bibtex_entries()[paper][0])}\n" for paper in cited([key])]
         first = next(iter(module.RECIPES))
