@@ -8,20 +8,19 @@ from typing import Any
 from bench.options import EvaluationOptions
 from bench.published.values import against_published
 from bench.reports.leaderboard import to_terminal, write_leaderboard
-from bench.run.prepare import Variations
 from bench.run.runner import Tally, run_jobs
 from engine.extensions import extensions, load_extension
 from engine.printing import say
 
 
-def evaluate(options: EvaluationOptions, show: bool = True, variations: Variations = ((),)) -> Tally:
+def evaluate(options: EvaluationOptions, show: bool = True) -> Tally:
     """Run all jobs, write the leaderboard of the folder and return how the jobs ended. ValueError for invalid options.
 
     The leaderboard is written after an error and a signal, too. show: print its tables that have results of these jobs.
     """
     tally = Tally()
     try:
-        run_jobs(options, variations, tally)
+        run_jobs(options, tally)
     finally:
         if tally.jobs and tally.is_rank0:
             say(*_published_lines(tally))

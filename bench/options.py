@@ -106,19 +106,6 @@ class NetworkOptions(Options, CommandOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointOptions(NetworkOptions):
-    """The options of commands that evaluate checkpoints."""
-
-    name: tuple[str, ...] = ()  # NAME: label in results, one per checkpoint
-    # S: imagenet, half, clip, or six numbers M,M,M,S,S,S: mean and std that the source trained with, for checkpoint
-    # files that do not contain them
-    statistics: str | None = None
-    # S: side in pixels, or HxW, of the images of tasks on image sets; dense tasks and raw pixels keep theirs (that of
-    # each checkpoint's published evaluation, which bench inspect shows)
-    image_size: PositiveInt | ImageShape | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class PublicationOptions(CommandOptions):
     """The options of commands that prepare results for publication."""
 
@@ -175,12 +162,19 @@ class ClusterOptions(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationOptions(CheckpointOptions, ClusterOptions):
+class EvaluationOptions(NetworkOptions, ClusterOptions):
     """The options of commands that evaluate checkpoints by protocols: `bench run` and `bench plan`."""
 
     # X: export folder, checkpoint file, folder of a pretraining, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE, or
     # module:PACKAGE:FUNCTION, a network of your own, whose code runs
     checkpoint: tuple[str, ...]
+    name: tuple[str, ...] = ()  # NAME: label in results, one per checkpoint
+    # S: imagenet, half, clip, or six numbers M,M,M,S,S,S: mean and std that the source trained with, for checkpoint
+    # files that do not contain them
+    statistics: str | None = None
+    # S: side in pixels, or HxW, of the images of tasks on image sets; dense tasks and raw pixels keep theirs (that of
+    # each checkpoint's published evaluation, which bench inspect shows)
+    image_size: PositiveInt | ImageShape | None = None
     # SUITE: smoke, quick, frozen, full, everything, paper:moca, tasks (knn) and protocols (knn@dino)
     suite: str = field(metadata={"joined": True})
     # NAME=URL: image sets, such as cifar10=folder:/data/cifar10 (for --suite smoke: digits and tiny scenes)

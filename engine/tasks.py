@@ -202,8 +202,6 @@ class Task(Validated):
     COST: ClassVar[float] = 1.0  # rough cost in passes over the images: cheap tasks run first
     LAYOUT: ClassVar[str] = ""  # layout of the scene sets that a dense task evaluates on; empty: an image set
     NEEDS_TRAIN: ClassVar[bool] = True  # False: the validation images alone are enough
-    # Other choices in the literature, FIELD=VALUE, several separated by a space: for `bench sensitivity`.
-    VARIATIONS: ClassVar[tuple[str, ...]] = ()
 
     @property
     def is_random(self) -> bool:

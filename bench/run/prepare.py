@@ -88,9 +88,6 @@ class Preparation:
     exports: dict[tuple[str, str], FrozenExport]  # those that this process has loaded, by `CheckpointUsed.key`
 
 
-Variations = Sequence[tuple[str, ...]]  # each is a set of changes TASK.FIELD=VALUE; every protocol runs with each set
-
-
 def workspace_of(options: EvaluationOptions, world: World = World()) -> Workspace:  # noqa: B008
     """The workspace of a run: cache, device, precision and so on. ValueError for a device that this machine lacks."""
     if options.precision == "float16":
@@ -117,7 +114,6 @@ def prepare(
     options: EvaluationOptions,
     world: World = World(),  # noqa: B008
     known: Sequence[DataUsed] = (),
-    variations: Variations = ((),),
     dry_run: bool = False,
 ) -> Preparation:
     """Prepare protocols, images, checkpoints and jobs of a run. ValueError for invalid options.
@@ -127,7 +123,7 @@ def prepare(
     """
     space = workspace_of(options, world)
     with_names(options.checkpoint, options.name)  # raises an error for a wrong number of names before images are opened
-    protocols = world.on_all_ranks(lambda: _chosen_protocols(options, world, variations))
+    protocols = world.on_all_ranks(lambda: _chosen_protocols(options, world))
     val_alone = any(not chosen.task.NEEDS_TRAIN for chosen in protocols)
     data = [*known, *(_open_all(options, space, val_alone) if options.data or not known else ())]
     exports: dict[tuple[str, str], FrozenExport] = {}
@@ -146,17 +142,12 @@ def prepare(
     )
 
 
-def _chosen_protocols(options: EvaluationOptions, world: World, variations: Variations) -> list[ChosenProtocol]:
-    """The protocols of --suite with the changes of --set, once for each variation; warns of broken task files."""
+def _chosen_protocols(options: EvaluationOptions, world: World) -> list[ChosenProtocol]:
+    """The protocols of --suite with the changes of --set; warns of broken task files."""
     known = catalogue(suite=options.suite)
     if world.is_rank0:
         warn_of(known.broken)
-    chosen = choose_protocols(options.suite, known)
-    return [
-        varied
-        for variation in variations
-        for varied in changed_protocols(chosen, (*options.set, *variation), options.select)
-    ]
+    return changed_protocols(choose_protocols(options.suite, known), options.set, options.select)
 
 
 def _open_all(options: EvaluationOptions, space: Workspace, val_alone: bool) -> list[DataUsed]:

@@ -21,7 +21,6 @@ from bench.run.outcomes import arrays_of, result_line, result_of
 from bench.run.prepare import (
     Job,
     Preparation,
-    Variations,
     checkpoint_title,
     job_state,
     prepare,
@@ -53,15 +52,14 @@ class Tally:
     errors: list[Exception] = field(default_factory=list)  # of the failed jobs
 
 
-def run_jobs(options: EvaluationOptions, variations: Variations = ((),), tally: Tally | None = None) -> Tally:
+def run_jobs(options: EvaluationOptions, tally: Tally | None = None) -> Tally:
     """Run all jobs, print how each ends, and return how all did. ValueError for invalid options.
 
-    variations: changes with each of which every protocol is evaluated. tally: filled as jobs end, for callers that need
-    it after an error or a signal.
+    tally: filled as jobs end, for callers that need it after an error or a signal.
     """
     tally = tally or Tally()
     with start_world(ready_device(options.device, options.compiled)) as world:
-        preparation = prepare(options, world, variations=variations)
+        preparation = prepare(options, world)
         say(*(preparation.left_out if world.is_rank0 else ()))
         # All processes follow the plan of rank 0.
         plans, tally.left_out = world.on_rank0(lambda: without_problems(preparation))

@@ -142,19 +142,6 @@ EXAMPLES = 8  # a result keeps so many neighbours of so many validation images, 
 class Knn(PooledTask):
     """Settings of a k-NN evaluation. Every k is evaluated with every temperature."""
 
-    VARIATIONS = (
-        "crop=1.0",
-        "interpolation=bilinear",
-        "k=20",
-        "k=200",
-        "temperature=0.2",
-        "temperature=0.03,0.05,0.07,0.1,0.2",
-        "pool=avg",
-        "norm=false",
-        "layer=-2",
-        "fraction=0.125",
-    )
-
     k: OneOrMoreDifferent[PositiveInt] = (10, 20, 100, 200)  # numbers of neighbours that vote
     # T of a vote's weight exp(similarity / T). With several, the best on the validation images is reported as
     # top1_k20_bestT, an optimistic number that is not comparable with one of a fixed T.

@@ -30,26 +30,6 @@ from probes.scores import with_blocks
 class Linear(HeadSettings, SweepTask):
     """Settings of a sweep of linear heads."""
 
-    VARIATIONS = (
-        "crop=1.0",
-        "interpolation=bilinear",
-        "readouts=cls1",
-        "readouts=avg",
-        "readouts=cls1+avg",
-        "readouts=cls4",
-        "norm=false",
-        "entry=batch_norm",
-        "lrs=0.001",
-        "lrs=0.1",
-        "select=val",
-        "epochs=10",
-        "epochs=100",
-        "batch=256",
-        "augment=true",
-        "augment=false",
-        "seed=1",
-    )
-
     # Inputs of heads: clsN, the class tokens of the last N blocks; avg, the mean patch of the last block; clsN+avg,
     # both; avg@N, the mean patch of the Nth block; cls+avg@N, its class token and mean patch.
     readouts: OneOrMoreDifferent[str] = ("cls1",)

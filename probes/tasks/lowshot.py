@@ -84,21 +84,6 @@ def fit_bytes(count: int, width: int, classes: int) -> float:
 class LowShot(FitSettings, PooledTask):
     """Settings of a low-shot evaluation: a logistic regression for every subset and lambda."""
 
-    VARIATIONS = (
-        "crop=1.0",
-        "interpolation=bilinear",
-        "interpolation=bicubic",
-        "lambdas=0.1",
-        "lambdas=0.0025",
-        "preprocess=normalise",
-        "preprocess=none",
-        "pool=avg",
-        "pool=cls",
-        "norm=true",
-        "norm=false",
-        "layer=-2",
-        "splits=10",
-    )
     COST: ClassVar[float] = 1.5  # after k-NN, which extracts the same features
 
     shots: Different[PositiveInt] = (1, 2, 5)  # numbers of training images per class
