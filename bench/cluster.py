@@ -8,7 +8,7 @@ other with idle GPUs. The checkpoints are imported here, once; the tasks read th
 The state of submitted jobs is kept in files, written by the submitting command and by the jobs:
 
     OUT/cluster/N/submission.json     submission number N: a task for each job, with its command and its results
-    OUT/cluster/N/task-K.json         the state of task K, as its job last wrote it; task-K.lock: held while it runs
+    OUT/cluster/N/task-K.json         the state of task K, as its job last wrote it
     OUT/cluster/N/logs/               what the jobs print, and submitit's own files
 
 They are JSON; submitit's own pickles are read only by its jobs. The other modules of bench/ are imported where they are
@@ -25,7 +25,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, redirect_stderr, suppress
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from io import StringIO
@@ -35,11 +35,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 
-from engine.files import is_locked, locked, open_regular, read_json, write_atomic
+from engine.errors import UserError
+from engine.files import locked, open_regular, read_json, write_atomic
 from engine.optional import require
 from engine.printing import counted, printable, say, table
 from engine.progress import span
-from engine.training.interruptions import STOPPED, StopRequest, listening
+from engine.training.interruptions import STOPPED
 
 if TYPE_CHECKING:
     from bench.checkpoints import LoadedCheckpoint
@@ -64,14 +65,13 @@ class Task:
     title: str
     words: tuple[str, ...]  # arguments of `bench`
     results: tuple[str, ...]  # files that it will write, relative to OUT
-    job: str = ""  # the scheduler's id; "" for a local job
+    job: str = ""  # SLURM's id
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
     """One `bench run` or `bench pretrain` with `--cluster`."""
 
-    cluster: Literal["slurm", "local"]
     date: str  # ISO 8601, UTC
     tasks: tuple[Task, ...]
 
@@ -128,11 +128,6 @@ def _read(path: Path, kind: type[Record]) -> Record:
         raise ValueError(f"not a submission's file: {error}; move {path.parent} away and submit again") from error
 
 
-def lock_of(folder: Path, number: int | None = None) -> Path:
-    """The lock that task `number` holds while it runs; None: the one of the command that starts local jobs."""
-    return folder / ("queue.lock" if number is None else f"task-{number}.lock")
-
-
 # A job. submitit, in place of torchrun, starts a BenchTask in every process of it. The command runs in a child process,
 # so that this process survives whatever happens to it: it only waits.
 
@@ -174,21 +169,20 @@ class BenchTask:
         if environment.global_rank:
             sys.exit(self.run_command(environment))
         folder = Path(self.folder)
-        with locked(lock_of(folder, self.number), "it is the same job"):
-            earlier = read_attempt(folder, self.number)
-            attempt = Attempt(
-                stage="running",
-                attempts=earlier.attempts + 1 if earlier else 1,
-                begun=now(),
-                host=environment.hostname,
-                log=str(environment.paths.stdout),
-            )
-            write_attempt(folder, self.number, attempt)
-            code = self.run_command(environment)
-            stage: Stage = "stopped" if code == STOPPED or self.received is not None else "ended"
-            if self.received is not None and code != 0 and self.may_resume(environment, time_limit):
-                stage = "queued again"
-            write_attempt(folder, self.number, replace(attempt, stage=stage, code=code, ended=now()))
+        earlier = read_attempt(folder, self.number)
+        attempt = Attempt(
+            stage="running",
+            attempts=earlier.attempts + 1 if earlier else 1,
+            begun=now(),
+            host=environment.hostname,
+            log=str(environment.paths.stdout),
+        )
+        write_attempt(folder, self.number, attempt)
+        code = self.run_command(environment)
+        stage: Stage = "stopped" if code == STOPPED or self.received is not None else "ended"
+        if self.received is not None and code != 0 and was_not_cancelled(environment.raw_job_id):
+            stage = "queued again"
+        write_attempt(folder, self.number, replace(attempt, stage=stage, code=code, ended=now()))
         if stage == "queued again" and callable(queue_again):
             queue_again(time_limit, None)  # raises SystemExit
         if code:
@@ -221,13 +215,11 @@ class BenchTask:
             say(f"{ERROR}the process was killed by signal {-code}{cause}; {GO_ON}", errors=True)
         return code
 
-    def may_resume(self, environment: Any, time_limit: int) -> bool:
-        """Whether this attempt was stopped to be resumed later, and not cancelled."""
-        if environment.name() != "slurm":
-            return self.received == time_limit
-        command = ["squeue", "--noheader", "--format=%T", f"--jobs={environment.raw_job_id}"]
-        completed = subprocess.run(command, capture_output=True, text=True, check=False)
-        return completed.stdout.strip() == "RUNNING"  # SLURM's state of a job that was not cancelled
+
+def was_not_cancelled(job: str) -> bool:
+    """Whether a job was stopped to be resumed later: SLURM's state of one that was not cancelled is RUNNING."""
+    command = ["squeue", "--noheader", "--format=%T", f"--jobs={job}"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() == "RUNNING"
 
 
 def process_variables(environment: Any) -> Mapping[str, str]:
@@ -249,7 +241,6 @@ def process_variables(environment: Any) -> Mapping[str, str]:
 
 ATTEMPTS = 1000  # how often a job may be queued again; a pretraining of weeks needs many attempts
 CLUSTER_VARIABLES = ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL")  # belong to the cluster, not to a job
-POLL = 0.2  # seconds between two checks of the local jobs
 MAX_IN_TITLE = 2  # protocols that the title of a task names
 
 
@@ -318,48 +309,33 @@ def evaluation_tasks(options: "EvaluationOptions", submitted: set[str]) -> list[
 
 
 def launch(options: Launched, tasks_of: Callable[[Launched, set[str]], list[Task]]) -> int:
-    """Submit tasks to SLURM, or run them on this machine; the exit code.
+    """Submit tasks to SLURM; the exit code.
 
     tasks_of: the tasks to submit, by the options and the result files that jobs which wait or run will write.
     """
     from bench.names import check_writable
 
-    out, is_local = options.out, options.cluster == "local"
-    if not is_local and not shutil.which("sbatch"):
-        raise ValueError("--cluster slurm: sbatch is not installed here; run this on a login node, or --cluster local")
+    out = options.out
+    if not shutil.which("sbatch"):
+        raise UserError("cluster", "sbatch is not installed here; run this on a login node, or omit it", "slurm")
     require("submitit")
     check_writable(out)
-    with ExitStack() as queue:
-        with locked(out / FOLDER / "lock", "it submits jobs"):
-            tasks = tasks_of(options, {name for row in rows_of(out) if row.is_open for name in row.task.results})
-            if not tasks:
-                say("nothing is left to submit")
-                return 0
-            folder = out / FOLDER / str(max(numbered(out), default=0) + 1)
-            folder.mkdir()
-            try:
-                tasks = tasks if is_local else submit_to_slurm(folder, tasks, options)
-                submission = Submission(
-                    cluster="local" if is_local else "slurm",
-                    date=now().isoformat(),
-                    tasks=tuple(tasks),
-                )
-                write_atomic(folder / SUBMISSION, msgspec.json.encode(submission))
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
-            if is_local:  # from here on the tasks count as waiting, so that another command does not submit them too
-                queue.enter_context(locked(lock_of(folder), "it starts these jobs"))
-        if is_local:
-            return run_locally(out, folder, submission, options)
+    with locked(out / FOLDER / "lock", "it submits jobs"):
+        tasks = tasks_of(options, {name for row in rows_of(out) if row.is_open for name in row.task.results})
+        if not tasks:
+            say("nothing is left to submit")
+            return 0
+        folder = out / FOLDER / str(max(numbered(out), default=0) + 1)
+        folder.mkdir()
+        try:
+            submission = Submission(date=now().isoformat(), tasks=tuple(submit_to_slurm(folder, tasks, options)))
+            write_atomic(folder / SUBMISSION, msgspec.json.encode(submission))
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     gpu = "" if options.gpus else ", without a GPU (no --gpus)"
     say(f"{counted(len(tasks), 'job')} submitted{gpu}; to follow: {status_command(out)}")
     return 0
-
-
-def notice_of(options: "ClusterOptions") -> int:
-    """Seconds before the time limit at which a job is told to save its state: three minutes, or a quarter of it."""
-    return min(180, options.minutes * 60 // 4)
 
 
 def status_command(out: Path) -> str:
@@ -384,14 +360,14 @@ def submit_to_slurm(folder: Path, tasks: Sequence[Task], options: "ClusterOption
             partition=options.partition,
             account=options.account,
             qos=options.qos,
-            time=options.minutes,
+            time=options.time,
             nodes=options.nodes,
             ntasks_per_node=options.processes,
             gpus_per_node=options.gpus or None,
             cpus_per_task=options.cpus,
             mem=options.mem,
             array_parallelism=options.jobs or len(tasks),
-            signal_delay_s=notice_of(options),
+            signal_delay_s=min(180, options.time * 60 // 4),  # in which a job saves its state
             stderr_to_stdout=True,
             additional_parameters={"requeue": True} | extra,
         )
@@ -403,72 +379,8 @@ def submit_to_slurm(folder: Path, tasks: Sequence[Task], options: "ClusterOption
             jobs = executor.submit_array(callables)
     except (RuntimeError, ValueError, OSError) as error:  # sbatch's message is its last line
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(f"--cluster slurm: {lines[-1].removeprefix('sbatch: error: ')}") from error
+        raise UserError("cluster", lines[-1].removeprefix("sbatch: error: "), "slurm") from error
     return [replace(task, job=job.job_id) for task, job in zip(tasks, jobs, strict=True)]
-
-
-def run_locally(out: Path, folder: Path, submission: Submission, options: "ClusterOptions") -> int:
-    """Run the tasks on this machine, at most `options.jobs` at once; the exit code of all together.
-
-    submitit's LocalExecutor would start all together. A signal stops them after they have saved their states.
-    """
-    tasks, stop = submission.tasks, StopRequest()
-    follow = f"to follow them elsewhere: {status_command(out)}"
-    say(f"{counted(len(tasks), 'job')}, {options.jobs} at once; Ctrl-C stops them; {follow}")
-    waiting, running = list(tasks), dict[int, tuple[Task, Any]]()  # slot -> its task, and submitit's job
-    codes = dict.fromkeys((task.number for task in tasks), STOPPED)
-    with listening(stop.ask):
-        while waiting or running:
-            if stop.asked:
-                stop.asked = False
-                waiting.clear()
-                for _, job in running.values():
-                    os.kill(int(job.job_id), signal.SIGTERM)
-            for slot in range(options.jobs or 1):
-                if waiting and slot not in running:
-                    task = waiting.pop(0)
-                    running[slot] = task, start_locally(folder, task, slot, options)
-                    say(f"  [{task.number + 1}/{len(tasks)}] {task.title}: starts")
-            time.sleep(POLL)
-            for slot in [slot for slot, (_, job) in running.items() if job.done()]:
-                task, _ = running.pop(slot)
-                attempt = read_attempt(folder, task.number) or Attempt(stage="ended", code=1)
-                if attempt.stage == "running":  # it was killed before it could record its end
-                    attempt = replace(attempt, stage="ended", code=-signal.SIGKILL, ended=now())
-                elif attempt.stage == "queued again":  # submitit starts a local job a few times only
-                    attempt = replace(attempt, stage="stopped")
-                write_attempt(folder, task.number, attempt)
-                row = _row(out, folder, submission, task, None, has_ended=True)
-                duration = f" in {span(attempt.seconds)}" if attempt.begun else ""
-                end = duration if row.state == "finished" else f": {row.reason} (log: {attempt.log})"
-                say(f"  [{task.number + 1}/{len(tasks)}] {task.title}: {row.state}{end}")
-                codes[task.number] = 1 if attempt.code is None else attempt.code
-    failed, stopped = sum(code not in (0, STOPPED) for code in codes.values()), [*codes.values()].count(STOPPED)
-    say(f"{len(tasks) - failed - stopped} done, {stopped} stopped, {failed} failed; {GO_ON}")
-    if (out / "results").is_dir():  # these were evaluations
-        say(f"to see the results: bench leaderboard --out {shlex.quote(str(out))}")
-    return STOPPED if stopped else 1 if failed else 0
-
-
-def start_locally(folder: Path, task: Task, slot: int, options: "ClusterOptions") -> Any:
-    """Start a task on the GPUs of its slot; returns submitit's job."""
-    from submitit import LocalExecutor
-
-    gpus = options.gpus
-    executor = LocalExecutor(folder / "logs", max_num_timeout=ATTEMPTS)
-    executor.update_parameters(
-        timeout_min=options.minutes,
-        signal_delay_s=notice_of(options),
-        tasks_per_node=options.processes,
-        gpus_per_node=gpus,
-        visible_gpus=tuple(range(slot * gpus, (slot + 1) * gpus)),
-        stderr_to_stdout=True,
-    )
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C must reach the jobs only through `listening`
-    try:
-        return executor.submit(BenchTask(str(folder.absolute()), task.number, task.words))
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 # States.
@@ -494,7 +406,6 @@ class Row:
     """One task of a submission and its state."""
 
     task: Task
-    submission: Submission
     state: State
     attempt: Attempt | None
     reason: str = ""  # why it waits, stopped or failed
@@ -521,7 +432,7 @@ class Row:
 def rows_of(out: Path) -> list[Row]:
     """All tasks, the oldest first, without those that were submitted again later. ValueError for damaged records."""
     recorded = submissions(out)
-    queue = slurm_queue() if any(submission.cluster == "slurm" for _, submission in recorded) else None
+    queue = slurm_queue() if recorded else None
     rows: list[Row] = []
     resubmitted: set[str] = set()
     for folder, submission in reversed(recorded):
@@ -543,10 +454,8 @@ def slurm_queue() -> Queue | None:
     return {job: (state, reason) for job, state, reason in lines}
 
 
-def _row(
-    out: Path, folder: Path, submission: Submission, task: Task, queue: Queue | None, has_ended: bool = False
-) -> Row:
-    """The state of one task. queue: None if SLURM cannot be queried. has_ended: whether its job is known to be over."""
+def _row(out: Path, folder: Path, submission: Submission, task: Task, queue: Queue | None) -> Row:
+    """The state of one task. queue: None if SLURM cannot be queried."""
     from bench.results.record import read_result
 
     attempt, written = read_attempt(folder, task.number), {}
@@ -556,26 +465,19 @@ def _row(
                 written[name] = read_result(out / name)
     good = {name: result for name, result in written.items() if result.status == "ok"}
     good = {name: result for name, result in good.items() if result.date >= submission.date}
-    state, reason = (None, "") if has_ended else _state_of_job(folder, submission, task, attempt, queue)
+    state, reason = _state_of_job(task, attempt, queue)
     if state is None:
         failures = [result.message for result in written.values() if result.status == "failed"]
         state, reason = _state_of_ended(attempt, reason, len(good) == len(task.results), failures)
-    return Row(task=task, submission=submission, state=state, attempt=attempt, reason=reason, results=good)
+    return Row(task=task, state=state, attempt=attempt, reason=reason, results=good)
 
 
-def _state_of_job(
-    folder: Path, submission: Submission, task: Task, attempt: Attempt | None, queue: Queue | None
-) -> tuple[State | None, str]:
+def _state_of_job(task: Task, attempt: Attempt | None, queue: Queue | None) -> tuple[State | None, str]:
     """Whether a job waits or runs, or None if it has ended; with the reason."""
-    may_start = attempt is None or attempt.stage == "queued again"
-    if submission.cluster == "local":  # the locks that it and the command that starts the jobs hold
-        if is_locked(lock_of(folder, task.number)):
-            return "running", ""
-        return ("waiting", "for its turn") if may_start and is_locked(lock_of(folder)) else (None, "")
     if queue is None:  # rely on the state that the job itself wrote last
-        if may_start:
+        if attempt is None or attempt.stage == "queued again":
             return "waiting", "SLURM cannot be queried here"
-        return ("running", "SLURM cannot be queried here") if attempt and attempt.stage == "running" else (None, "")
+        return ("running", "SLURM cannot be queried here") if attempt.stage == "running" else (None, "")
     state, reason = queue.get(task.job, ("", ""))
     if state in WAITS:
         return "waiting", reason
@@ -639,7 +541,7 @@ def status_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The state of each job as JSON values."""
     return [
         msgspec.to_builtins(row.task)
-        | {"cluster": row.submission.cluster, "state": row.state, "reason": row.reason, "done": list(row.results)}
+        | {"state": row.state, "reason": row.reason, "done": list(row.results)}
         | {"seconds": round(row.seconds, 1), "printed_last": row.printed_last}
         | {"attempt": msgspec.to_builtins(row.attempt)}
         for row in rows

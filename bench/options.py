@@ -115,10 +115,8 @@ class PublicationOptions(CommandOptions):
 
 
 DAY = 24 * 60  # minutes
-YEAR = 365 * DAY
 # As sbatch takes them: minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]].
 SLURM_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
-SLURM_ONLY = ("partition", "account", "qos", "mem", "cpus", "slurm", "nodes")  # options that --cluster local refuses
 
 
 def minutes_of(text: str) -> int:
@@ -140,25 +138,19 @@ class ClusterOptions(Checked):
     """The options of commands that can run as jobs of a cluster."""
 
     GROUP: ClassVar[str] = "on a cluster (docs/cluster.md)"
-    # slurm: submit the work as jobs, which continue by themselves; local: as jobs on this machine
-    cluster: Literal["slurm", "local"] | None = None
+    cluster: Literal["slurm"] | None = None  # submit the work as jobs, which continue by themselves
     partition: str | None = None  # P: SLURM's partition
     gpus: NonNegativeInt = 0  # G: GPUs of a job on each node, one process per GPU
     processes: NonNegativeInt = 0  # N: processes of a job on each node (one for each GPU)
     nodes: PositiveInt = 1  # N: nodes of a job (1)
-    jobs: PositiveInt | None = None  # N: run at most N jobs of bench run at once (slurm: all; local: 1)
+    jobs: PositiveInt | None = None  # N: run at most N jobs of bench run at once (all)
     # T: time limit in sbatch's format, after which a job is stopped and queued again (1-00)
-    time: int | None = field(default=None, metadata={"parse": minutes_of})
+    time: int = field(default=DAY, metadata={"parse": minutes_of})
     account: str | None = None  # A: SLURM's account
     qos: str | None = None  # Q: SLURM's quality of service
     mem: str | None = None  # M: memory of a job on each node, such as 200G
     cpus: PositiveInt | None = None  # N: CPUs of each process, for its loaders
     slurm: tuple[str, ...] = ()  # KEY=VALUE: further options of sbatch
-
-    @property
-    def minutes(self) -> int:
-        """The time limit of a job in minutes, after which it is queued again."""
-        return self.time or (YEAR if self.cluster == "local" else DAY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,21 +231,14 @@ class PretrainOptions(NetworkOptions, ClusterOptions):
 def cluster_of(options: OnCluster) -> OnCluster | None:
     """The options with the defaults that depend on `--cluster` filled in; None without `--cluster`.
 
-    ValueError for an option of clusters without `--cluster`, or one that its kind does not have.
+    ValueError for an option of clusters without `--cluster`.
     """
     changed = [field.name for field in fields(ClusterOptions) if getattr(options, field.name) != field.default]
     if not options.cluster:
         if changed:
             raise UserError(changed[0], "it is for --cluster: add --cluster slurm, or omit it")
         return None
-    is_local = options.cluster == "local"
-    if is_local and (unsupported := [name for name in changed if name in SLURM_ONLY]):
-        raise UserError(unsupported[0], "it is an option of --cluster slurm, not of --cluster local: omit it")
     for text in options.slurm:
         if not re.fullmatch(r"[a-z][a-z-]*(=.+)?", text):
             raise UserError("slurm", "write KEY=VALUE as sbatch knows it, such as constraint=a100", text)
-    return dataclasses.replace(
-        options,
-        processes=options.processes or options.gpus or 1,
-        jobs=options.jobs or (1 if is_local else None),
-    )
+    return dataclasses.replace(options, processes=options.processes or options.gpus or 1)

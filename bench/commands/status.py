@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.options import CommandOptions
+from engine.errors import UserError
 
 EPILOG = """examples:
   bench status --out results
@@ -29,8 +30,6 @@ def run(options: Options) -> int:
 
     out = options.out
     if not (rows := rows_of(out)):
-        raise ValueError(
-            f"{out}: no jobs were submitted with this --out; to submit: bench run ... --out {out} --cluster slurm"
-        )
+        raise UserError("out", "no jobs were submitted with it; to submit them: bench run ... --cluster slurm", out)
     say(*(json.dumps(status_json(rows), indent=2).split("\n") if options.json else status_lines(rows)))
     return int(any(row.state in ("failed", "stopped") for row in rows))

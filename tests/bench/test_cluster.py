@@ -1,13 +1,12 @@
 """`--cluster`: its options, the jobs of a run, the script for SLURM, and the states that `bench status` shows."""
 
-import fcntl
 import json
 import os
 import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +14,6 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from elsewhere import program
 
 from bench import cluster
 from bench.cli import parsed
@@ -26,7 +24,6 @@ from bench.cluster import (
     BenchTask,
     Submission,
     Task,
-    lock_of,
     now,
     numbered,
     read_attempt,
@@ -36,10 +33,9 @@ from bench.cluster import (
     write_attempt,
 )
 from bench.commands.run import Options
-from bench.options import YEAR, argv_of, cluster_of, minutes_of
+from bench.options import argv_of, cluster_of, minutes_of
 from bench.results.record import read_result
 from bench.run.prepare import prepare
-from engine.files import locked
 
 
 @pytest.fixture
@@ -79,9 +75,8 @@ def test_other_times_are_refused(text):
 
 def test_options_become_one_value_with_defaults():
     slurm = cluster_of(options("--cluster", "slurm", "--gpus", "8", "--jobs", "3", "--time", "2:00:00"))
-    assert (slurm.cluster, slurm.gpus, slurm.processes, slurm.jobs, slurm.minutes) == ("slurm", 8, 8, 3, 120)
-    local = cluster_of(options("--cluster", "local", "--processes", "2"))
-    assert (local.jobs, local.processes, local.gpus, local.minutes) == (1, 2, 0, YEAR)
+    assert (slurm.cluster, slurm.gpus, slurm.processes, slurm.jobs, slurm.time) == ("slurm", 8, 8, 3, 120)
+    assert cluster_of(options("--cluster", "slurm")).time == 24 * 60
     assert cluster_of(options()) is None
 
 
@@ -89,7 +84,6 @@ def test_options_become_one_value_with_defaults():
     ("words", "message"),
     [
         (["--gpus", "2"], "gpus: .*--cluster slurm"),
-        (["--cluster", "local", "--partition", "p"], "partition: .*--cluster slurm"),
         (["--cluster", "slurm", "--slurm", "no value here"], "slurm.*no value here.*KEY=VALUE"),
     ],
 )
@@ -115,7 +109,7 @@ def test_options_survive_the_way_to_a_command_line_and_back():
 )
 def test_a_job_has_the_image_set_and_settings_of_its_protocols(exports, tmp_path, suite, data, change):
     words = ["run", "--checkpoint", str(exports[0]), "--out", str(tmp_path), "--suite", suite, "--data", data]
-    arguments = parsed([*words, "--set", change, "knn.k=5", "--cluster", "local"])[1]
+    arguments = parsed([*words, "--set", change, "knn.k=5", "--cluster", "slurm"])[1]
     (checkpoint, jobs), *_ = prepare(replace(arguments, set=(change,))).jobs
     job = parsed(words_of_run(arguments, checkpoint, jobs))[1]
     assert (job.suite, job.data, job.set, job.cluster) == (suite, (data,), (change,), None)
@@ -201,10 +195,9 @@ def test_an_error_of_sbatch_is_one_line_and_leaves_nothing(slurm, refused, toys,
     assert submissions(slurm / "out") == [] and not list((slurm / "out/cluster").glob("*/"))
 
 
-def test_without_slurm_the_error_names_the_local_cluster(refused, toys, exports, tmp_path, monkeypatch):
+def test_without_slurm_nothing_is_submitted(refused, toys, exports, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    line = submit(refused, toys, exports, tmp_path / "out")
-    assert "sbatch" in line and "--cluster local" in line
+    assert "sbatch" in submit(refused, toys, exports, tmp_path / "out")
 
 
 def task(number: int) -> Task:
@@ -212,17 +205,17 @@ def task(number: int) -> Task:
     return Task(number=number, title=f"net: toy@{number}", words=("run",), results=results, job=f"5_{number}")
 
 
-def save_submission(out, cluster: str, count: int) -> Path:
+def save_submission(out, count: int) -> Path:
     folder = out / "cluster" / str(max(numbered(out), default=0) + 1)
     folder.mkdir(parents=True)
-    submission = Submission(cluster=cluster, date=now().isoformat(), tasks=tuple(map(task, range(count))))
+    submission = Submission(date=now().isoformat(), tasks=tuple(map(task, range(count))))
     (folder / SUBMISSION).write_bytes(msgspec.json.encode(submission))
     return folder
 
 
 def test_status_combines_the_states_of_jobs_and_of_the_queue(slurm, bench):
     out = slurm / "out"
-    folder = save_submission(out, "slurm", 7)
+    folder = save_submission(out, 7)
     log = folder / "logs" / "5_3_0_log.out"
     log.parent.mkdir()
     log.write_text("some text\nbench: error: no memory\nmore text\n")
@@ -250,20 +243,10 @@ def test_status_combines_the_states_of_jobs_and_of_the_queue(slurm, bench):
     assert [task["state"] for task in json.loads(output)] == [row.state for row in rows]
 
 
-def test_a_local_job_counts_as_alive_while_its_lock_is_held(tmp_path):
-    folder = save_submission(tmp_path, "local", 3)
-    write_attempt(folder, 0, Attempt(stage="running", begun=now()))
-    with open(lock_of(folder), "w") as queue, open(lock_of(folder, 0), "w") as first:
-        fcntl.flock(queue, fcntl.LOCK_EX)
-        fcntl.flock(first, fcntl.LOCK_EX)
-        assert [row.state for row in rows_of(tmp_path)] == ["running", "waiting", "waiting"]
-    assert [row.state for row in rows_of(tmp_path)] == ["failed", "stopped", "stopped"]
-
-
 def test_a_later_submission_replaces_jobs_of_the_same_results(tmp_path):
-    save_submission(tmp_path, "local", 3)
-    save_submission(tmp_path, "local", 2)
-    assert [(len(row.submission.tasks), row.task.number) for row in rows_of(tmp_path)] == [(3, 2), (2, 0), (2, 1)]
+    save_submission(tmp_path, 3)
+    save_submission(tmp_path, 2)
+    assert [row.task.number for row in rows_of(tmp_path)] == [2, 0, 1]
 
 
 def test_a_clock_that_was_set_back_makes_no_negative_duration():
@@ -271,64 +254,15 @@ def test_a_clock_that_was_set_back_makes_no_negative_duration():
     assert Attempt(stage="ended", code=0, begun=now(), ended=ended).seconds == 0
 
 
-def test_local_jobs_count_as_submitted_when_the_next_command_may_submit(bench, toys, exports, tmp_path, monkeypatch):
-    seen = []
-
-    @contextmanager
-    def noting(path, work):
-        with locked(path, work):
-            yield
-            if path.name == "lock":
-                seen.extend(row.state for row in rows_of(tmp_path / "out"))
-
-    monkeypatch.setattr(cluster, "locked", noting)
-    monkeypatch.setattr(cluster, "run_locally", lambda *arguments: 0)
-    words = ("--checkpoint", exports[0], "--suite", "toy@one", "--data", "tiny=tiny:", "--out", tmp_path / "out")
-    assert bench("run", *words, "--cluster", "local")[0] == 0
-    assert seen == ["waiting"]
-
-
 @pytest.mark.parametrize("begun", ["soon", "2020-01-01T00:00:00"])
 def test_times_of_an_attempt_that_are_none_are_refused(tmp_path, refused, begun):
-    path = save_submission(tmp_path, "local", 1) / "task-0.json"
+    path = save_submission(tmp_path, 1) / "task-0.json"
     path.write_text(json.dumps({"stage": "running", "begun": begun}))
     refused("status", "--out", tmp_path, named=f"{path} | move")
 
 
 def test_status_of_a_folder_without_jobs_is_refused(tmp_path, refused):
     refused("status", "--out", tmp_path, named="no jobs | --out")
-
-
-@pytest.fixture
-def local(bench, toys, toy_packages, tmp_path, monkeypatch):
-    """`local(*options)` runs two toy tasks as local jobs; `dear` fails while the file `fail dear` is in the cache."""
-    monkeypatch.setenv("PYTHONPATH", f"{toy_packages}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}")
-    (tmp_path / "out" / "cache").mkdir(parents=True)
-    (tmp_path / "out" / "cache" / "fail dear").touch()
-    words = ["run", "--checkpoint", "pixels:8", "--suite", "toy@one,dear@one", "--data", "tiny=tiny:"]
-    return lambda *options: bench(*words, "--out", tmp_path / "out", "--cluster", "local", *options)
-
-
-@pytest.mark.slow
-def test_local_jobs_run_two_at_once(local, bench, tmp_path):
-    code, output, _ = local("--jobs", "2")
-    assert code == 1 and "1 done, 0 stopped, 1 failed" in output, output
-    assert "pixels-8: dear@one: failed: RuntimeError: the toy was told to fail" in output
-    code, output, _ = bench("status", "--out", tmp_path / "out")
-    assert code == 1 and output.splitlines()[-1] == "1 finished, 1 failed"
-
-
-@pytest.mark.exhaustive  # by default, jobs that are done are left out of a submission to SLURM, by the same code
-def test_a_second_call_repeats_only_failures_also_in_two_processes(local, tmp_path):
-    out = tmp_path / "out"
-    assert local("--jobs", "2")[0] == 1
-    (out / "cache" / "fail dear").unlink()
-    code, output, _ = local("--processes", "2")
-    assert code == 0 and "1 jobs have a result, skipped" in output, output
-    results = [read_result(path) for path in (out / "results").rglob("*.json")]
-    assert {(result.status, result.processes) for result in results} == {("ok", 1), ("ok", 2)}
-    assert [row.state for row in rows_of(out)] == ["finished", "finished"]
-    assert [row.attempt.code for row in rows_of(out)] == [0, 0]
 
 
 STOPPABLE = """
@@ -346,7 +280,7 @@ class QueuedAgain(Exception):
 @pytest.fixture
 def job(tmp_path, monkeypatch):
     """`job(code, name, signal)` runs a Python program as a task on a cluster, as submitit would, and sends a signal."""
-    folder = save_submission(tmp_path, "local", 1)
+    folder = save_submission(tmp_path, 1)
     environment = SimpleNamespace(
         USR_SIG="USR2",
         global_rank=0,
@@ -359,8 +293,7 @@ def job(tmp_path, monkeypatch):
     def queue_again(number, frame):
         raise QueuedAgain
 
-    def call(code: str, name: str = "local", number: int = 0) -> Attempt:
-        environment.name = lambda: name
+    def call(code: str, number: int = 0) -> Attempt:
         monkeypatch.setattr("submitit.JobEnvironment", lambda: environment)
         monkeypatch.setattr(cluster, "COMMAND", (sys.executable, "-u", "-c", code))
         bench_task = BenchTask(str(folder), 0, ())
@@ -378,19 +311,16 @@ def job(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("cluster_name", "number", "queue", "stage"),
+    ("number", "state", "stage"),
     [
-        ("local", signal.SIGUSR2, "", "queued again"),  # the end of its time
-        ("local", signal.SIGTERM, "", "stopped"),  # Ctrl-C
-        ("slurm", signal.SIGTERM, "5|RUNNING|None", "queued again"),  # a preemption
-        ("slurm", signal.SIGTERM, "5|CANCELLED|None", "stopped"),
+        (signal.SIGUSR2, "RUNNING", "queued again"),  # the end of its time
+        (signal.SIGTERM, "RUNNING", "queued again"),  # a preemption
+        (signal.SIGTERM, "CANCELLED", "stopped"),
     ],
 )
-def test_a_job_that_a_signal_stops_is_queued_again_unless_it_was_cancelled(
-    job, slurm, cluster_name, number, queue, stage
-):
-    (slurm / "programs" / "squeue").write_text(f"#!/bin/sh\necho {queue.split('|')[1] if queue else ''}\n")
-    attempt = job(STOPPABLE, cluster_name, number)
+def test_a_job_that_a_signal_stops_is_queued_again_unless_it_was_cancelled(job, slurm, number, state, stage):
+    (slurm / "programs" / "squeue").write_text(f"#!/bin/sh\necho {state}\n")
+    attempt = job(STOPPABLE, number)
     assert (attempt.stage, attempt.code, attempt.attempts) == (stage, 75, 1)
 
 
@@ -402,6 +332,31 @@ def test_an_attempt_records_how_its_command_ended(job, capfd):
     assert "bench: error: the process was killed by signal 9" in capfd.readouterr().err
 
 
+@pytest.mark.exhaustive  # tests/engine/test_peers.py tests by default that the other processes name a killed one
+def test_a_job_runs_in_the_processes_that_submitit_starts(toy_packages, exports, tmp_path, monkeypatch):
+    from submitit import LocalExecutor
+
+    monkeypatch.setenv("PYTHONPATH", f"{toy_packages}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}")
+    out = tmp_path / "out"
+    folder = save_submission(out, 2)
+    executor = LocalExecutor(folder / "logs")
+    executor.update_parameters(tasks_per_node=2, timeout_min=5)
+    words = ("run", "--checkpoint", str(exports[0]), "--suite", "toy@one", "--data", "tiny=tiny:", "--out", str(out))
+    executor.submit(BenchTask(str(folder), 0, words)).result()
+    assert read_attempt(folder, 0).code == 0
+    assert [read_result(path).processes for path in (out / "results").rglob("*.json")] == [2]
+    waiting = executor.submit(BenchTask(str(folder), 1, (*words, "--rerun", "--set", "toy.mode=wait")))
+    end = time.monotonic() + 120
+    while not (out / "cache" / "waiting").exists() or not processes_with("RANK=1", str(out)):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    (victim,) = processes_with("RANK=1", str(out))
+    os.kill(victim, signal.SIGKILL)
+    waiting.exception()
+    log = Path(read_attempt(folder, 1).log).read_text() + waiting.stderr()
+    assert f"process 1 of 2 (pid {victim}, host " in log and "killed by signal 9" in log
+
+
 def processes_with(variable: str, words: str) -> list[int]:
     """Pids of processes with a variable in their environment and words in their command."""
     pids = []
@@ -411,24 +366,3 @@ def processes_with(variable: str, words: str) -> list[int]:
             if variable.encode() in variables.split(b"\0") and words.encode() in command:
                 pids.append(int(path.name))
     return pids
-
-
-@pytest.mark.exhaustive  # tests/engine/test_peers.py tests by default that the other processes name it
-def test_a_killed_process_of_a_job_is_named(toy_packages, exports, tmp_path):
-    out = tmp_path / "out"
-    words = ["--suite", "toy@one", "--set", "toy.mode=wait", "--data", "tiny=tiny:", "--out", str(out)]
-    path = os.pathsep.join([str(toy_packages), os.environ.get("PYTHONPATH", os.getcwd())])
-    command = ("-m", "bench", "run", "--checkpoint", exports[0], *words, "--cluster", "local", "--processes", "2")
-    process = program(*command, environment={"PYTHONPATH": path}, merged=True)
-    end = time.monotonic() + 120
-    while not (out / "cache" / "waiting").exists() or not processes_with("RANK=1", str(out)):
-        assert time.monotonic() < end and process.poll() is None, process.communicate()[0]
-        time.sleep(0.1)
-    (victim,) = processes_with("RANK=1", str(out))
-    os.kill(victim, signal.SIGKILL)
-    output = process.communicate(timeout=60)[0]
-    assert process.returncode == 1
-    assert f"first: toy@one: failed: process 1 of 2 (pid {victim}, host " in output and "killed by signal 9" in output
-    assert "Traceback" not in output
-    (row,) = rows_of(out)
-    assert row.state == "failed" and row.reason.startswith("process 1 of 2")
