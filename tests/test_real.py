@@ -1,0 +1,32 @@
+"""tools/real.py makes a record that resumes and names what is missing; pages quote the figures of records/real."""
+
+from small_exports import make_export
+
+from bench.record import check_record
+from tools import real
+from tools.board import companion_file
+
+
+def test_a_record_is_made_resumed_and_names_what_is_missing(tmp_path, monkeypatch):
+    jobs = [real.Job(images=name, protocols=["knn@dino"], minutes=1, limit=60) for name in ("digits", "absent")]
+    monkeypatch.setattr(real, "SETS", {"digits": "digits:", "absent": "digits:"})
+    monkeypatch.setattr(real, "JOBS", jobs)
+    checkpoint, sets = make_export(tmp_path / "vit", 1), tmp_path / "sets"
+    out, folder = tmp_path / "out", tmp_path / "made"
+    (sets / "digits").mkdir(parents=True)
+    words = ["real", str(checkpoint), str(sets), "--out", str(out), "--record", str(folder)]
+    monkeypatch.setattr("sys.argv", words)
+    real.main()
+    assert not list(check_record(folder))
+    page = companion_file(folder, "md").read_text()
+    assert [line.partition(", about")[0] for line in page.splitlines() if line.startswith("- absent")] == [
+        f"- absent, knn@dino: {kind}" for kind in ("raw pixels", "initial weights", "network")
+    ]
+    (row,) = [line.split(" | ") for line in page.splitlines() if line.startswith("| digits")]
+    assert row[3] == "60 of 1297 / 60 of 500" and all("[" in cell for cell in row[4:])  # each with its interval
+    made = {path: path.read_bytes() for path in out.glob("results/**/*.*")}
+    assert len(made) == 6  # a JSON file and its arrays for each of three networks
+    (sets / "absent").mkdir()
+    real.main()
+    assert made == {path: path.read_bytes() for path in made}  # nothing of the first job was computed again
+    assert "Nothing." in companion_file(folder, "md").read_text()

