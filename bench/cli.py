@@ -26,7 +26,7 @@ from bench.options import flags_of, is_positional, options_from
 from bench.settings import meanings
 from engine.errors import in_one_line, on_command_line, traceback_of
 from engine.extensions import one_line
-from engine.machine import keep_memory
+from engine.machine import keep_memory, sleep_at_barriers
 from engine.printing import did_you_mean, say
 from engine.progress import Progress
 from engine.settings import annotations, from_text, plain_type, union_members
@@ -81,6 +81,7 @@ def run_command(argv: Sequence[str]) -> int:
     try:
         command, options = parsed(argv)
         keep_memory()  # has to be set before torch allocates
+        sleep_at_barriers()  # and before it is imported
         with Progress(f"bench {argv[0]}", None):
             return command.run(options)
     except SystemExit as stop:  # --help and --version

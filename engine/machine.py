@@ -13,6 +13,9 @@ of an AMD EPYC with the environment variables MALLOC_MMAP_MAX_, MALLOC_TRIM_THRE
 `keep_memory` causes as few faults, and `tests/benchmarks/extraction.py` shows its gain. The price: the process keeps
 its peak memory.
 
+Threads that share an operator sleep while they wait for each other, instead of spinning on a core that a loader process
+or somebody else's program needs (`sleep_at_barriers`).
+
 `hardware` and `versions` describe what a result was measured on.
 """
 
@@ -99,6 +102,15 @@ def return_memory() -> None:
     """Return free memory to the kernel, after work that needed far more than the rest of the run."""
     if _is_glibc():
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def sleep_at_barriers() -> None:
+    """Make OpenMP's threads sleep while they wait for the others. Call it before torch is imported.
+
+    Spinning wins microseconds for an operator while every core is free; if one is not, all threads spin until the last
+    of them gets a core. OMP_WAIT_POLICY, if the user sets it, stays. Results do not depend on it.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _is_glibc() -> bool:

@@ -1,6 +1,7 @@
-"""One thread per core, and freed memory that the process keeps; BENCH_KEEP_MEMORY turns the latter off."""
+"""One thread per core, waiting threads that sleep, freed memory that is kept; BENCH_KEEP_MEMORY turns the last off."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -105,3 +106,16 @@ def test_memory_reuse_can_be_turned_off(faults_when_kept):
 def test_other_operating_systems_are_left_alone(monkeypatch):
     monkeypatch.setattr(machine.sys, "platform", "darwin")
     assert machine.keep_memory() is False
+
+
+def test_waiting_threads_sleep_unless_the_user_chooses(monkeypatch):
+    program = "from engine.machine import sleep_at_barriers; sleep_at_barriers(); import torch"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment["OMP_DISPLAY_ENV"] = "true"  # OpenMP prints its settings when torch loads it
+    process = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert re.search("OMP_WAIT_POLICY.*PASSIVE", process.stderr)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    machine.sleep_at_barriers()
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
