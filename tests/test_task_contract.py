@@ -37,9 +37,14 @@ SMOKE = [
     for name in module.SUITES.get("smoke", ())
     if name in PROTOCOLS and not getattr(PROTOCOLS[name].task, "LAYOUT", "")
 ]
-# They train, take seconds on these images, and have tests of their own that they resume and repeat.
-SLOW = ("attentive@smoke", "finetune@smoke", "robustness_finetune@smoke", "semi@smoke")
-REPEATED = [pytest.param(name, marks=pytest.mark.exhaustive if name in SLOW else ()) for name in SMOKE]
+# By default every protocol is run once, and these are run again: neighbours, a fit, and a search on other images.
+REPRESENTATIVES = ("knn@dino", "lowshot@bench", "ood@knn")
+# Each is like one of these or has tests of its own; a protocol that is in neither is new, and run again by default.
+OTHERS = (
+    *("attentive@smoke", "finetune@smoke", "health@val", "linear_sgd@ibot_base_cached", "locality@extrema"),
+    *("retrieval@dino_oxford", "robustness@smoke", "robustness_finetune@smoke", "semi@smoke"),
+)
+REPEATED = [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in OTHERS)) for name in SMOKE]
 FEW = 80  # images of a split that are enough for some tests
 COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0), "white": (255, 255, 255)}
 
@@ -285,7 +290,7 @@ def test_separable_images_are_solved_by_a_classifier(solved):
     assert not values or max(values.values()) > 98, values
 
 
-@pytest.mark.parametrize("name", SMOKE)
+@pytest.mark.parametrize("name", REPEATED)
 def test_raw_pixels_are_evaluated_like_a_network(name, coloured, tmp_path):
     """An export of raw pixels has no class token, blocks or weights; every protocol evaluates it, as a baseline."""
     outcome = run(name, load("pixels:8"), coloured, tmp_path, limit=FEW)
@@ -296,7 +301,7 @@ def test_raw_pixels_are_evaluated_like_a_network(name, coloured, tmp_path):
 
 
 @pytest.mark.parametrize("network", ["last", pytest.param("vector", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("name", SMOKE)
+@pytest.mark.parametrize("name", [*REPEATED, "finetune@smoke"])
 def test_a_network_of_the_users_own_is_evaluated_or_refused(name, network, coloured, tmp_path, monkeypatch):
     """Tasks on frozen features evaluate any network, with patches or one vector; tasks that train one refuse it."""
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -9,14 +9,19 @@ from pathlib import Path
 import pytest
 from elsewhere import Program, program, ranks
 
+from bench.__main__ import main
 from checkpoints.export import ViTExport
 from pretrain.loop.exporting import exports_in
 
 pytestmark = pytest.mark.slow
 
-SMALL = ("batch=16", "depth=1", "width=16", "heads=2", "mlp_hidden=32", "decoder_width=16")
+SMALL = "batch=16 depth=1 width=16 heads=2 mlp_hidden=32 decoder_width=16"
 EPOCHS = 20  # for each signal: enough that the training still runs when it arrives
 STOPPED = 75  # exit code of a training that a signal stopped
+
+
+def words_of(out: Path) -> list[str]:
+    return f"pretrain mae --recipe smoke --images tiny: --out {out} --set {SMALL}".split()
 
 
 @pytest.fixture
@@ -25,8 +30,7 @@ def start(tmp_path):
     started = []
 
     def call(*words: str, out: str = "run", count: int = 1) -> list[Program]:
-        command = ("-m", "bench", "pretrain", "mae", "--recipe", "smoke", "--images", "tiny:", "--out", tmp_path / out)
-        command = (*command, "--set", *SMALL, *words)
+        command = ("-m", "bench", *words_of(tmp_path / out), *words)
         started.extend(ranks(count, *command) if count > 1 else [program(*command)])
         return started[-count:]
 
@@ -70,9 +74,7 @@ def test_a_training_stopped_by_signals_and_resumed_equals_an_uninterrupted_one(s
         assert "stopped by a signal after update " in err and err.endswith("again with --resume\n"), number
         assert "Traceback" not in err and not (tmp_path / "run/export").exists()
     for out in ("run", "uninterrupted"):
-        (process,) = start("--resume", "--workers", "0", "--set", f"epochs={epochs}", out=out)
-        _, err = process.communicate(timeout=300)
-        assert process.returncode == 0, err
+        assert main([*words_of(tmp_path / out), f"epochs={epochs}", "--resume", "--workers", "0"]) == 0
     stopped, uninterrupted = (ViTExport.load(tmp_path / out / "export") for out in ("run", "uninterrupted"))
     assert stopped.digest == uninterrupted.digest
     steps = [json.loads(line)["step"] for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]

@@ -439,6 +439,7 @@ def in_browser(folder: Path, pages: dict[str, tuple[int, str]]) -> dict[str, dic
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not CHROMIUM, reason="no chromium; apt-get install chromium")
 def test_in_a_browser(board, tmp_path):
     """On a wide screen, a narrow one and a small phone; and a page with hostile names."""

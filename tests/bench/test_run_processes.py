@@ -92,6 +92,7 @@ def test_a_failure_of_one_rank_fails_the_job_and_the_first_rank_writes(start, tm
     assert len((cache / "runs.txt").read_text().splitlines()) == 4
 
 
+@pytest.mark.exhaustive  # by default the same of a pretraining
 def test_a_wrong_request_is_refused_in_one_line_by_one_rank(start, tmp_path):
     (tmp_path / "out").write_text("a file where the folder should be")
     codes, outputs = two_ranks(start, "--suite", "toy@one")
@@ -100,6 +101,7 @@ def test_a_wrong_request_is_refused_in_one_line_by_one_rank(start, tmp_path):
     assert len(lines) == 1 and lines[0].startswith("bench: error: --")
 
 
+@pytest.mark.exhaustive
 def test_notes_on_a_checkpoint_are_printed_by_the_first_rank_alone(start):
     codes, outputs = two_ranks(start, "--checkpoint", "pixels:8", "--suite", "toy@one")
     assert codes == [0, 0] and "no class token" in outputs[0] and "no class token" not in outputs[1], outputs

@@ -124,6 +124,7 @@ def test_detectors_train_on_boxes_without_masks(task, tmp_path, trainings):
     assert not trainings[0][0].with_mask
 
 
+@pytest.mark.exhaustive
 def test_training_learns_to_detect_objects(tmp_path):
     """The average precision of guesses is near 0."""
     task = replace(SMOKE["maskrcnn"], epochs=1, milestones=())

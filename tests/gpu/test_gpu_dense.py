@@ -20,9 +20,8 @@ TASKS = {"upernet": segmentation.UPERNET, "segmenter": ONE_TRAINING, **detection
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "upernet" else pytest.mark.exhaustive) for name in TASKS]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", TASKS)
 def test_dense_tasks_give_the_cpus_metrics(name, tmp_path, on_gpu):
     """On a real GPU rounding may change a few pixels or boxes, and thereby metrics by a few points."""
     task = TASKS[name]

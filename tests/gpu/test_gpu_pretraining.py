@@ -78,7 +78,7 @@ def test_half_precision_updates_are_as_accurate_as_the_cpus(name, on_gpu):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["moca", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("cae", "mocov3"))]
+    "name", ["mae", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("moca", "cae", "mocov3"))]
 )
 def test_training_equals_the_cpus_and_resumes_on_either_device(name, tmp_path, on_gpu):
     """Covers loader, fitted tokenizer, states, log and exports."""

@@ -1,6 +1,6 @@
 """Run as a program in connected processes: evaluate a toy export on digits, and print how often they were connected.
 
-connected_program.py FOLDER PROTOCOL   prints connections, metrics and a digest as JSON, one line for each process
+connected_program.py FOLDER PROTOCOLS   prints connections, metrics and digests as JSON, one line for each process
 """
 
 import json
@@ -33,18 +33,22 @@ def small_blocks() -> Iterator[None]:
         yield
 
 
-def run_probe(folder: Path, protocol: str) -> dict:
-    """Metrics, and a digest of everything that must not depend on the number of processes."""
+def run_probes(folder: Path, protocols: str) -> dict:
+    """By protocol, metrics and a digest of everything that must not depend on the number of processes."""
+    records = {}
     with small_blocks(), start_world("cpu") as world:
         space = workspace(folder, "digits:", limit=300, world=world)
-        outcome = PROTOCOLS[protocol].task.run(export_of_size(16), space)
-    arrays = {name: metric.per_image for name, metric in outcome.metrics.items()}
-    per_image = {name: values.tolist() for name, values in arrays.items() if values is not None}
-    return {"metrics": outcome.numbers, "digest": digest({"facts": outcome.facts, "per_image": per_image})}
+        for protocol in protocols.split(","):
+            outcome = PROTOCOLS[protocol].task.run(export_of_size(16), space)
+            arrays = {name: metric.per_image for name, metric in outcome.metrics.items()}
+            per_image = {name: values.tolist() for name, values in arrays.items() if values is not None}
+            seen = digest({"facts": outcome.facts, "per_image": per_image})
+            records[protocol] = {"metrics": outcome.numbers, "digest": seen}
+    return records
 
 
 if __name__ == "__main__":
     connect, connections = distributed.init_process_group, []
     distributed.init_process_group = lambda *args, **options: (connections.append(1), connect(*args, **options))
-    record = run_probe(Path(sys.argv[1]), sys.argv[2])
+    record = run_probes(Path(sys.argv[1]), sys.argv[2])
     sys.stdout.write(json.dumps({"connections": len(connections)} | record) + "\n")
