@@ -26,6 +26,7 @@ from bench.results.record import (
     result_files,
 )
 from bench.results.store import StoredResult
+from bench.run.suites import catalogue
 from bench.settings import setting_text
 from bench.statistics import intervals
 from bench.statistics.significance import Key, PairedTestCache
@@ -248,7 +249,9 @@ def _dense_differences(result: Result, arrays: Mapping[str, np.ndarray]) -> Iter
     areas = [values for name, values in arrays.items() if re.fullmatch(r"areas(_\d+)?", name)]
     score: Score
     if areas:
-        score = partial(weighted_scores, areas)
+        protocol = catalogue(suite=result.protocol.name).protocols.get(result.protocol.name)
+        own = getattr(protocol.task, "weighted_metrics", None) if protocol else None  # such as 0 for absent classes
+        score = partial(own, *areas) if own else partial(weighted_scores, areas)
     elif "box_hits" in arrays:
         score = partial(weighted_ap, arrays)
     else:

@@ -79,7 +79,7 @@ def test_class_predictions_have_the_result_s_numbers(protocol, exports, few_digi
 def test_masks_and_depths_have_the_result_s_numbers(exports, tmp_path):
     heads, out = tmp_path / "heads", tmp_path / "results"
     kept = {"keep_heads": heads / "mask", "out": out}
-    few = {"steps": 10, "warmup": 2}
+    few = {"steps": 4, "warmup": 2, "lr": (0.01,)}
     result = api.evaluate(exports[0], "segmentation_linear@smoke", "tiny-ade20k:", settings=few, **kept)
     scenes = open_scenes("tiny-ade20k:", "val", out / "cache")
     folder = scenes.image_path(0).parent

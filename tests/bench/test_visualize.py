@@ -354,7 +354,13 @@ def test_predictions_are_drawn_beside_the_labels(protocol, url, caption, tiny, t
     assert encoded(picture, "png")
 
 
-@pytest.mark.parametrize("protocol", ["segmentation_linear@smoke", "segmentation_linear@capi_smoke", "dense_knn@smoke"])
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        pytest.param("segmentation_linear@smoke", marks=pytest.mark.exhaustive),
+        *("segmentation_linear@capi_smoke", "dense_knn@smoke"),
+    ],
+)
 def test_masks_are_drawn_of_the_worst_and_the_median_image_first(protocol, tiny, bench, tmp_path, monkeypatch):
     """Those of a stored result, without computing anything; without one the task runs, with the same masks."""
     task, out = PREDICTIONS[protocol].task, tmp_path / "results"
