@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import groupby, islice
 
 import pytest
@@ -19,22 +20,36 @@ LACKING = {*UP_TO_312, "cv2"} if sys.version_info >= (3, 13) else set()
 def lacking(error: BaseException | None) -> str | None:
     """The reason to skip a test that failed because this Python has no wheels of a package; None for other errors.
 
-    The test imported the package, or the program refused to do without it.
+    The test or a process of it imported the package, or the program refused to do without it.
     """
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in LACKING:
-        return f"needs {error.name}, which Python 3.13 does not have"
+    missing = re.search(r"No module named '(\w+)", str(error))
+    if missing and missing[1] in LACKING:
+        return f"needs {missing[1]}, which Python 3.13 does not have"
     refusal = re.search(r"Python 3\.\d+ does not have [\w-]+", str(error))
     return refusal[0] if refusal and LACKING else None
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
+@contextmanager
+def skipped_where_lacking() -> Iterator[None]:
+    """A block of a test or its fixtures: a need of what this Python lacks skips the test."""
+    try:
+        yield
+    except Exception as error:
+        if reason := lacking(error):
+            pytest.skip(reason)
+        raise
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     """Fail a test that is parametrized over nothing: pytest would skip it, as if recorded outputs were not missing."""
     if any(mark.kwargs.get("reason", "").startswith("got empty parameter set") for mark in item.iter_markers("skip")):
         golden = os.environ.get("GOLDEN_ROOT", "tests/golden")
         pytest.fail(
             f"{item.nodeid}: there is no case to test; if its cases are recorded, look in {golden}", pytrace=False
         )
+    with skipped_where_lacking():
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -58,14 +73,9 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call() -> Iterator[None]:
-    """Skip a test that needs what this Python lacks."""
-    try:
+def pytest_runtest_call() -> Iterator[None]:
+    with skipped_where_lacking():
         return (yield)
-    except Exception as error:
-        if reason := lacking(error):
-            pytest.skip(reason)
-        raise
 
 
 @pytest.hookimpl
