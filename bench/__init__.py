@@ -14,7 +14,6 @@ from bench.api import (
     predict,
     pretrain,
     report,
-    scatter,
     visualize,
 )
 
@@ -32,7 +31,6 @@ __all__ = [
     "predict",
     "pretrain",
     "report",
-    "scatter",
     "visualize",
 ]
 

@@ -546,25 +546,7 @@ def curves(
     """
     from bench.reports.figures import paper_figures
 
-    return paper_figures("curves", Path(out) if out else None, [str(run) for run in runs], along, width)
-
-
-def scatter(out: str | Path = OUT, *, width: float = 6.75) -> "dict[str, Figure]":
-    """Plot accuracy against cost, and accuracy on shifted sets against clean ones, as `bench visualize scatter` does.
-
-    Args:
-        out: Folder of results.
-        width: Width of a figure in inches; 3.25 is a column of a paper.
-
-    Returns:
-        Matplotlib figures by name, such as "accuracy against parameters".
-
-    Raises:
-        ValueError: There is nothing to draw.
-    """
-    from bench.reports.figures import paper_figures
-
-    return paper_figures("scatter", Path(out), width=width)
+    return paper_figures(Path(out) if out else None, [str(run) for run in runs], along, width)
 
 
 def method(

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from bench.record import check_record, rerun_script, stored_results
 from bench.reports.card import CardSubject, read_config
-from bench.reports.contents import contents, networks_of
-from bench.reports.figures import TrainingLog, read_log
+from bench.reports.contents import contents
+from bench.reports.figures import TrainingLog, read_log, updates_in
 from bench.reports.leaderboard import leaderboard_of, with_ties
 from bench.reports.page import figures_of, page_of
 from bench.results.record import CheckpointUsed
 from bench.statistics.significance import PairedTestCache
 from checkpoints.export import CARD
 from engine.errors import UserError
-from engine.files import read_text, write_atomic
+from engine.files import read_json, read_text, write_atomic
 
 MADE_BY = "Made by bench site"  # in the last sentence of a page (page.html)
 
@@ -67,7 +67,8 @@ def site_page(record: Path, title: str = "", back: str = "") -> str:
     results = stored_results(record)
     cache = PairedTestCache()  # every test is computed anew
     leaderboard = with_ties(leaderboard_of(stored.result for stored in results), results, cache)
-    logs, texts = {}, {}
+    logs = {name: log for used, name in leaderboard.names.items() if (log := training_log(record, used))}
+    texts = {}
     for used, name in leaderboard.names.items():
         own_results = [
             stored.result
@@ -80,9 +81,7 @@ def site_page(record: Path, title: str = "", back: str = "") -> str:
         texts[name] = {"Commands that reproduce these numbers": rerun_script(own_results, {used.key: subject})}
         if (card := record / "cards" / used.unique_name / CARD).is_file():
             texts[name]["Model card"] = read_text(card)
-        if lines := training_log(record, used):
-            logs[name] = lines
-    report = contents(leaderboard, networks_of(leaderboard, cache))
+    report = contents(leaderboard, cache, starts_of(record), updates_in(logs))
     own_title, introduction = about(record)
     return page_of(
         report,
@@ -93,6 +92,12 @@ def site_page(record: Path, title: str = "", back: str = "") -> str:
         record=record.resolve().name,
         back=back,
     )
+
+
+def starts_of(record: Path) -> dict[str, str]:
+    """Network -> its initial weights by name, from the file beside a record, RECORD.json; empty without it."""
+    path = record.resolve().with_suffix(".json")
+    return dict(read_json(path).get("starts", {})) if path.is_file() else {}
 
 
 def training_log(record: Path, used: CheckpointUsed) -> TrainingLog:

@@ -129,7 +129,7 @@ def made_leaderboard(results: Sequence[Result], problems: Sequence[str] = (), ti
     leaderboard = leaderboard_of(results, problems)
     everyone = frozenset(checkpoint.key for checkpoint in leaderboard.rows)
     stored = [StoredResult(path=ROOT / f"{number}.json", result=result) for number, result in enumerate(results)]
-    ties = dict.fromkeys(leaderboard.columns, everyone) if tied else {}
+    ties = dict.fromkeys(leaderboard.candidates, everyone) if tied else {}
     return replace(leaderboard, ties=ties, results=stored, folder=ROOT)
 
 

@@ -1,4 +1,4 @@
-"""Draw what checkpoints see, side by side: attention, PCA of patches, masks; or curves and scatter plots of results."""
+"""Draw what checkpoints see, side by side: attention, PCA of patches, masks; or curves of results."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +11,9 @@ from engine.errors import UserError, option
 from engine.extensions import one_line
 from engine.settings import NonNegativeInt, PositiveInt
 
-FIGURES = {  # kinds that show results and trainings; all others show images
-    "curves": "k-NN over k, low-shot over shots, accuracy over blocks, and pretrainings over epochs, images or hours",
-    "scatter": "accuracy against parameters, GFLOP and time, accuracy on shifted test sets against clean accuracy",
-}
-DESCRIPTIONS = {name: one_line(path) for name, path in KINDS.items()} | FIGURES
+CURVES = "curves"  # shows results and trainings; all other kinds show images
+DESCRIPTIONS = {name: one_line(path) for name, path in KINDS.items()}
+DESCRIPTIONS[CURVES] = "k-NN over k, low-shot over shots, accuracy over blocks, and pretrainings over epochs or images"
 EPILOG = "\n".join(["kinds:", *(f"  {name:17}{text}" for name, text in DESCRIPTIONS.items())])
 EPILOG += """
 
@@ -48,10 +46,10 @@ class Options(CommandOptions):
     device: str = "auto"  # auto, cpu, cuda or cuda:N (auto)
     precision: Literal["float32", "bfloat16"] = "float32"  # of the networks' forward passes (float32)
     out: Path  # FOLDER: where the pictures are written
-    format: tuple[Literal["png", "svg", "pdf"], ...] = ("png",)  # png or svg (png); for curves and scatter also pdf
-    results: Path | None = None  # DIR: for curves and scatter: folder of `bench run --out`
+    format: tuple[Literal["png", "svg", "pdf"], ...] = ("png",)  # png or svg (png); for curves also pdf
+    results: Path | None = None  # DIR: for curves: folder of `bench run --out`
     along: str = "epoch"  # X: for curves of pretrainings, the x axis: epoch, images or hours (epoch)
-    width: float = 6.75  # INCHES: for curves and scatter: width of the figure (6.75; one column: 3.25)
+    width: float = 6.75  # INCHES: for curves: width of the figure (6.75; one column: 3.25)
 
 
 def run(options: Options) -> int:
@@ -64,7 +62,7 @@ def run(options: Options) -> int:
         raise ValueError(
             f"no kind of picture is called {options.kind!r}{did_you_mean(options.kind, list(DESCRIPTIONS))}"
         )
-    files = _figure_files if options.kind in FIGURES else _picture_files
+    files = _figure_files if options.kind == CURVES else _picture_files
     for path in files(options, tuple(dict.fromkeys(options.format))):
         say(f"written: {path}")
     return 0
@@ -78,7 +76,7 @@ def _picture_files(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
     if not options.images:
         raise ValueError(f"{option('images')} is missing: name image files, folders of images, or URLs such as digits:")
     if "pdf" in formats:
-        raise UserError("format", f"it is for curves and scatter; write png or svg of {options.kind}", "pdf")
+        raise UserError("format", f"it is for curves; write png or svg of {options.kind}", "pdf")
     kind = chosen_kind(options.kind, options.set)
     request = PictureRequest(
         references=options.checkpoint,
@@ -97,7 +95,7 @@ def _picture_files(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
 
 
 def _figure_files(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
-    """Draw curves or scatter plots in every format; yields the path of each file once it is written."""
+    """Draw curves in every format; yields the path of each file once it is written."""
     from bench.names import check_writable
     from bench.reports.drawing import figure_bytes
     from bench.reports.figures import paper_figures
@@ -109,8 +107,7 @@ def _figure_files(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
         check_folder(options.results)
     if not 2 <= options.width <= 20:
         raise UserError("width", "give inches from 2 to 20, such as 3.25 or 6.75", options.width)
-    kind: Any = options.kind  # one of FIGURES
-    figures = paper_figures(kind, options.results, options.checkpoint, options.along, options.width)
+    figures = paper_figures(options.results, options.checkpoint, options.along, options.width)
     for name, figure in figures.items():
         for file_format in formats:
             path = options.out / f"{name.replace(',', '').replace(' ', '-')}.{file_format}"

@@ -1,205 +1,372 @@
-"""The contents of a report: its tables and overview, with ranks, ties, intervals, caveats and provenance; and what it
-says in sentences: which networks lead, on what evidence, and with which caveats.
+"""The contents of a report: its tables, with ranks, gains and caveats, and what it says in sentences.
 
 They depend on result files alone, so that the same results give the same page.
 """
 
 import re
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache
-from pathlib import Path, PurePath
-from typing import Any, Literal, get_args
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from math import floor, log10
+from pathlib import PurePath
+from typing import Any
 
-from bench.reports.leaderboard import Cell, Leaderboard, cell_text, troubles, with_ties
-from bench.reports.ranks import MeanRanks, mean_ranks
-from bench.results.record import CheckpointUsed, Result, images_seen, interval_decimals, suffix, time_text
+from bench.reports.leaderboard import Cell, Leaderboard, leaderboard_of, order_of, troubles, with_published, with_ties
+from bench.results.record import CheckpointUsed, Result, images_seen, interval_decimals, suffix
+from bench.results.store import StoredResult
 from bench.statistics.compare import interval_text
-from bench.statistics.matching import match_results, paired_test
-from bench.statistics.significance import Column, Key, PairedTestCache, paired_tests, tie_letters
+from bench.statistics.intervals import LEVEL
+from bench.statistics.matching import match_results
+from bench.statistics.paired import PairedTest, holm
+from bench.statistics.significance import Column, Key, PairedTestCache
 from checkpoints.export import spec_in
 from checkpoints.flops import forward_flops
 from engine.extensions import opening_paragraphs, source_files
 from engine.files import digest
-from engine.printing import in_words
+from engine.printing import counted, in_words
 
-# measured: a trained network. floor: raw pixels. initial: weights before the first update of a pretraining. published:
-# numbers from a paper. Only trained networks are ranked.
-Kind = Literal["measured", "floor", "initial", "published"]
-KINDS = get_args(Kind)
-BLOCK = r"(\w+)_block(\d+)"  # pattern of the metrics of blocks before the last
 SHADES = 10  # steps of lightness of one hue, which colour-blind readers can tell apart
 MAX_NAMED = 3  # networks that a sentence names
-MAX_LISTED = 8  # networks whose best block is listed, and notes that are listed
+MAX_LISTED = 8  # notes that are listed
+SEED = re.compile(r"-seed(\d+)")  # in the name of a further training of the network that is called the same without it
+# Protocols in words: of the task, and of the source, the first word after the @ unless two would be called the same.
+TASKS = {
+    "knn": "k-NN",
+    "knn_online": "k-NN",
+    "dense_knn": "dense k-NN",
+    "linear_sgd": "linear",
+    "linear_lars": "linear",
+    "logreg": "logistic regression",
+    "lowshot": "few labels",
+    "semi": "few labels, fine-tuned",
+    "finetune": "fine-tuning",
+    "ood": "outliers",
+    "upernet": "UperNet",
+    "maskrcnn": "Mask R-CNN",
+    "cascade": "Cascade Mask R-CNN",
+}
+SPELLED = "AIM BEiT CAE CAPI DINO DINOv2 DINOv3 DeiT ExtreMA LOST LUT MAE MIEB MOCA MSN MST MoCov3 SimMIM TokenCut iBOT"
+SOURCES = {name.lower(): name for name in SPELLED.split()} | {"vjepa2": "V-JEPA 2", "maskfeat": "MaskFeat"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableNumber:
-    """One number of a table."""
+class Gain:
+    """A network's number compared with those of its own initial weights and of raw pixels by paired tests.
 
-    text: str
-    value: float | None = None  # None: the checkpoint has no number here
-    is_best: bool = False  # the best network of its column, or tied with it
-    is_tied: bool = False  # the best together with others
-    results: tuple[int, ...] = ()  # the results behind the number, as indices into ReportContents.results
-    shade: int | None = None  # from 0, the worst of its column, to SHADES, the best
-    interval: tuple[float, float] | None = None
-    letters: str = ""  # networks that share one are not significantly different in a paired test
+    Differences are positive if the network is better. p: corrected by Holm over all such tests of a column.
+    """
 
+    start: tuple[PairedTest, float] | None = None  # test and corrected p
+    pixels: tuple[PairedTest, float] | None = None
+    unit: str = "%"
+    sign: int = 1  # -1 if lower is better
 
-@dataclass(frozen=True, kw_only=True)
-class TableRow:
-    """One checkpoint in a table."""
+    @property
+    def text(self) -> str:
+        """`+15.6`: the gain over the initial weights; "" if they were not measured."""
+        if not self.start:
+            return ""
+        difference = self.start[0].difference
+        return f"{self.sign * difference:+.{interval_decimals(difference, self.unit)}f}"
 
-    name: str
-    kind: Kind
-    rank: str  # "1"; "1-3" if shared; "" for rows that are not ranked; in the overview the mean rank
-    numbers: tuple[TableNumber, ...]
+    @property
+    def marks(self) -> str:
+        """`s p`: significantly better than initial weights and than raw pixels; `-s`, `-p`: worse."""
+        tests = {"s": self.start, "p": self.pixels}
+        significant = {mark: test[0].difference for mark, test in tests.items() if test and test[1] <= LEVEL}
+        return " ".join(
+            f"{'-' if self.sign * difference < 0 else ''}{mark}" for mark, difference in significant.items()
+        )
+
+    @property
+    def beats_pixels(self) -> bool:
+        return "p" in self.marks.split()
+
+    @property
+    def over_pixels(self) -> str:
+        """`53.1 points [46.2, 60.0]`: the difference from raw pixels, with its interval."""
+        if not self.pixels:
+            return ""
+        test, unit = self.pixels[0], " points" if self.unit == "%" else suffix(self.unit)
+        low, high = sorted((self.sign * test.low, self.sign * test.high))
+        digits = interval_decimals(test.difference, self.unit)
+        return f"{self.sign * test.difference:.{digits}f}{unit} {interval_text(low, high, digits)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportTable:
     """One group of the leaderboard: a protocol on an image set."""
 
-    anchor: str
+    board: Leaderboard
     group: str
+    title: str  # the protocol in words
     result: Result  # any result of the group, for its protocol, settings and image set
-    about: str  # description of the task; "" if it is not installed
-    metrics: tuple[str, ...]
-    unit: str  # of the first metric
-    higher_is_better: bool  # of the first metric
-    axis: tuple[float, float] | None  # ends of the axis on which the first column and its intervals are drawn
-    rows: tuple[TableRow, ...]
+    checkpoints: tuple[CheckpointUsed, ...]  # the best by the main metric first
+    starts: Mapping[Key, CheckpointUsed]  # network -> its initial weights
+    gains: Mapping[Key, Gain]  # in the main metric
     caveats: tuple[str, ...]
-    is_tested: bool  # whether paired tests compared the first column's best network with the others
-    beats_pixels: bool | None  # whether a network is significantly better than raw pixels; None: not tested
-    over_pixels: str = ""  # by how much the only network differs from raw pixels: `53.1 points [46.2, 60.0]`
 
     @property
-    def images(self) -> int | None:
-        """Number of validation images that were used; None if unknown."""
-        data = self.result.data
-        return images_seen(data, self.result.limit) if "val" in data.images else None
+    def anchor(self) -> str:
+        return slug(self.group)
+
+    @property
+    def about(self) -> str:
+        """Description of the task; "" if it is not installed."""
+        return about_task(self.result.task)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return self.board.groups[self.group]
+
+    @property
+    def main(self) -> Column:
+        """The column of the main metric."""
+        return self.group, self.metrics[0]
+
+    @cached_property
+    def cells(self) -> dict[CheckpointUsed, Cell]:
+        """The numbers of the main metric."""
+        return {
+            used: self.board.rows[used][self.main] for used in self.checkpoints if self.main in self.board.rows[used]
+        }
+
+    @cached_property
+    def networks(self) -> list[CheckpointUsed]:
+        """Trained networks with a number, the best first."""
+        return [used for used in self.cells if self.board.kinds[used] == "measured"]
+
+    @cached_property
+    def leaders(self) -> list[str]:
+        """Names of the best network and of all that a paired test cannot tell from it; without tests of the best."""
+        level = [used for used in self.networks if self.board.is_best(used, self.main)] or self.networks[:1]
+        return [self.board.names[used] for used in level]
+
+    @cached_property
+    def ranks(self) -> dict[Key, str]:
+        return self.board.ranks(self.main)
+
+    @cached_property
+    def has_intervals(self) -> bool:
+        """Whether the main metric can be drawn and shaded as one that says who is better: RankMe cannot."""
+        return any(cell.interval and cell.higher_is_better is not None for cell in self.cells.values())
+
+    @property
+    def unit(self) -> str:
+        return next((cell.unit for cell in self.cells.values()), "%")
+
+    @property
+    def images(self) -> str:
+        """`2,500 of 10,000 images`: those that were evaluated, of all; "" if unknown."""
+        data, limit = self.result.data, self.result.limit
+        if "val" not in data.images:
+            return ""
+        seen, count = images_seen(data, limit), data.images["val"]
+        return f"{seen:,} images" if seen == count else f"{seen:,} of {count:,} images"
+
+    @cached_property
+    def shades(self) -> dict[CheckpointUsed, int]:
+        """Checkpoint -> shade of its number by its distance from the best network's; empty for fewer than two networks.
+
+        The scale spans at least twice the widest interval, so that numbers whose differences are noise look alike.
+        """
+        if len(self.networks) < 2 or not self.has_intervals:
+            return {}
+        orders = [order_of(self.cells[used]) for used in self.networks]
+        intervals = [interval for used in self.networks if (interval := self.cells[used].interval)]
+        scale = max([max(orders) - min(orders), *(2 * (high - low) for low, high in intervals)])
+        behind = {used: (order_of(cell) - min(orders)) / scale if scale else 0.0 for used, cell in self.cells.items()}
+        return {used: round(SHADES * (1 - min(max(share, 0.0), 1.0))) for used, share in behind.items()}
+
+    @cached_property
+    def axis(self) -> tuple[float, float, list[float]]:
+        """Both ends of an axis for all numbers and intervals, and its ticks, four to nine round numbers."""
+        ends = [end for cell in self.cells.values() for end in (cell.interval or (cell.mean, cell.mean))]
+        low, high = min(ends), max(ends)
+        span = (high - low) or abs(high) or 1.0
+        step = 10.0 ** floor(log10(span / 4))
+        step *= next(factor for factor in (1, 2, 5) if span / (factor * step) < 9)
+        ticks = [step * number for number in range(floor(low / step) + 1, floor(high / step) + 1)]
+        return low - span / 50, high + span / 50, ticks
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportContents:
     """The contents of a whole page."""
 
+    board: Leaderboard  # with several trainings of a network in one row
     tables: tuple[ReportTable, ...]
-    overview: tuple[TableRow, ...]  # a row for each checkpoint, with one number for each table
-    overall: str  # a sentence on the mean ranks; "" if there are none
-    checkpoints: tuple[Mapping[str, Any], ...]
-    results: tuple[Mapping[str, object], ...]  # the provenance of each result (`provenance`)
+    overview: tuple[CheckpointUsed, ...]  # all checkpoints, by mean rank; those that are not ranked come last
+    trainings: Mapping[Key, int]  # trained network -> number of its trainings
+    mean_ranks: Mapping[Key, float]  # over the protocols with paired tests that all networks have
+    checkpoints: tuple[Mapping[str, Any], ...]  # facts
+    results: Sequence[Result]
+    sources: Mapping[
+        tuple[str, Key], Sequence[int]
+    ]  # group and checkpoint -> indices of the results behind its numbers
     troubles: tuple[str, ...]  # a line for each failed result and each file that cannot be read
-    newest: str  # date of the newest result
 
 
-def read_contents(leaderboard: Leaderboard, out: Path) -> ReportContents:
-    """The contents of a report on the leaderboard of a folder; earlier paired tests are read from OUT/cache."""
-    cache = paired_tests(out)
-    networks = networks_of(leaderboard, cache)
-    cache.save({stored.identity for stored in leaderboard.results})
-    return contents(leaderboard, networks)
-
-
-def contents(leaderboard: Leaderboard, networks: Leaderboard | None = None) -> ReportContents:
+def contents(
+    leaderboard: Leaderboard,
+    cache: PairedTestCache | None = None,
+    starts: Mapping[str, str] | None = None,
+    updates: Mapping[str, int] | None = None,
+) -> ReportContents:
     """The contents of a report on a leaderboard and the results behind it.
 
-    networks: its trained networks with ties among themselves (`networks_of`); None uses the leaderboard's own ties.
+    Args:
+        leaderboard: it; several trainings of a network (`SEED`) become one row with mean and deviation.
+        cache: of paired tests; None for none against initial weights and raw pixels.
+        starts: name of a network -> name of its initial weights, if they are not in the folder beside it.
+        updates: name of a network -> updates of its pretraining.
     """
-    networks = networks or trained_networks(leaderboard)
-    results = [stored.result for stored in leaderboard.results if stored.result.status == "ok"]
-    indices: dict[tuple[str, Key], list[int]] = {}  # (group, checkpoint) -> indices of its results
-    for index, result in enumerate(results):
-        indices.setdefault((result.group, result.checkpoint.key), []).append(index)
-    checks = {result.group for result in results if result.limit is not None or result.protocol.name.endswith("smoke")}
-    groups = sorted(leaderboard.groups, key=checks.__contains__)  # checks that something runs come last
-    tables = tuple(_table(leaderboard, networks, group, results, indices) for group in groups)
-    ranked = mean_ranks(networks)
+    measured = leaderboard.results
+    merged, trainings = with_trainings_as_seeds(measured), defaultdict(set)
+    for before, after in zip(measured, merged, strict=True):
+        trainings[after.result.checkpoint.key].add(before.result.checkpoint.key)
+    if cache and any(len(own) > 1 for own in trainings.values()):
+        board = leaderboard_of((stored.result for stored in merged), leaderboard.problems)
+        board = with_ties(replace(board, folder=leaderboard.folder), merged, cache)
+        leaderboard = with_published(board) if leaderboard.published else board
+    sources: dict[tuple[str, Key], list[int]] = defaultdict(list)
+    for index, stored in enumerate(merged):
+        if stored.result.status == "ok":
+            sources[stored.result.group, stored.result.checkpoint.key].append(index)
+    by_group = {stored.result.group: stored.result for stored in reversed(merged) if stored.result.status == "ok"}
+    titles = {group: protocol_in_words(result.protocol.name) for group, result in by_group.items()}
+    counts = Counter((result.data.name, titles[group]) for group, result in by_group.items())
+    start_of = initial_weights(leaderboard, starts or {})
+    tables = []
+    for group, (metric, *_) in leaderboard.groups.items():
+        rows, column, result = leaderboard.rows, (group, metric), by_group[group]
+        checkpoints = sorted(leaderboard.checkpoints_in(group), key=lambda used: order_of(rows[used].get(column)))
+        is_unique = counts[result.data.name, titles[group]] == 1
+        tables.append(
+            ReportTable(
+                board=leaderboard,
+                group=group,
+                title=titles[group] if is_unique else group.removeprefix(f"{result.data.name}/"),
+                result=result,
+                checkpoints=tuple(checkpoints),
+                starts=start_of,
+                gains=gains(leaderboard, column, start_of, cache) if cache else {},
+                caveats=merged_notes(leaderboard.caveats[group], [leaderboard.names[used] for used in checkpoints]),
+            )
+        )
+    means = mean_ranks(leaderboard)
+    order = ("measured", "floor", "published", "initial").index
+
+    def place(used: CheckpointUsed) -> tuple[int, float, str]:
+        return order(leaderboard.kinds[used]), means.get(used.key, float("inf")), leaderboard.names[used]
+
     return ReportContents(
-        tables=tables,
-        overview=_overview(leaderboard, tables, ranked),
-        overall=ranked.sentence({used.key: name for used, name in leaderboard.names.items()}),
-        checkpoints=tuple(_checkpoint_facts(leaderboard, checkpoint) for checkpoint in leaderboard.rows),
-        results=tuple(provenance(result) for result in results),
+        board=leaderboard,
+        tables=tuple(tables),
+        overview=tuple(sorted(leaderboard.rows, key=place)),
+        trainings={
+            used.key: len(trainings[used.key]) for used, kind in leaderboard.kinds.items() if kind == "measured"
+        },
+        mean_ranks=means,
+        checkpoints=tuple(checkpoint_facts(leaderboard, used, updates or {}) for used in leaderboard.rows),
+        results=[stored.result for stored in measured],
+        sources=sources,
         troubles=tuple(troubles(leaderboard)),
-        newest=max((result.date for result in results), default=""),
     )
 
 
-def trained_networks(leaderboard: Leaderboard) -> Leaderboard:
-    """The leaderboard without raw pixels, initial weights and published numbers, which are not ranked."""
-    rows = {used: cells for used, cells in leaderboard.rows.items() if row_kind(leaderboard, used) == "measured"}
-    keys = {used.key for used in rows}
-    ties = {column: tied & keys for column, tied in leaderboard.ties.items()}
-    return replace(leaderboard, rows=rows, ties=ties)
+def with_trainings_as_seeds(results: Sequence[StoredResult]) -> Sequence[StoredResult]:
+    """The results, those of NAME-seed1, NAME-seed2, ... as further seeds of NAME, if it was trained by the same method
+    and recipe: its number is then a mean over trainings."""
+    by_name = {stored.result.checkpoint.name: stored.result.checkpoint for stored in results}
+    merged = []
+    for stored in results:
+        used = stored.result.checkpoint
+        match = SEED.search(used.name)
+        first = by_name.get(SEED.sub("", used.name)) if match else None
+        if match and first and (used.method, used.architecture) == (first.method, first.architecture):
+            seed = stored.result.seed + 1000 * int(match[1])
+            stored = replace(stored, result=replace(stored.result, checkpoint=first, seed=seed, random=True))
+        merged.append(stored)
+    return merged
 
 
-def networks_of(leaderboard: Leaderboard, cache: PairedTestCache) -> Leaderboard:
-    """`trained_networks` with their own paired tests, and with letters of ties in each main column.
+def initial_weights(leaderboard: Leaderboard, starts: Mapping[str, str]) -> dict[Key, CheckpointUsed]:
+    """Network -> its initial weights: by name in `starts`, or in the folder of the same pretraining."""
+    initial = [used for used, kind in leaderboard.kinds.items() if kind == "initial"]
+    by_name = {used.name: used for used in initial}
+    by_folder = {PurePath(used.source).parent: used for used in initial}
+    found = {
+        used.key: by_name.get(starts.get(used.name, "")) or by_folder.get(PurePath(used.source).parent)
+        for used, kind in leaderboard.kinds.items()
+        if kind == "measured"
+    }
+    return {key: start for key, start in found.items() if start}
 
-    The tests of the leaderboard compare with its best row, which may be raw pixels; these compare networks only.
+
+def gains(
+    leaderboard: Leaderboard, column: Column, starts: Mapping[Key, CheckpointUsed], cache: PairedTestCache
+) -> dict[Key, Gain]:
+    """Each network's comparisons with its initial weights and raw pixels in a column, where they can be tested."""
+    by_key: dict[Key, list[StoredResult]] = defaultdict(list)
+    for stored in leaderboard.results:
+        if stored.result.group == column[0]:
+            by_key[stored.result.checkpoint.key].append(stored)
+    pixels = next((used for used, kind in leaderboard.kinds.items() if kind == "floor" and used.key in by_key), None)
+    tests: dict[tuple[Key, str], PairedTest] = {}
+    for key in leaderboard.candidates.get(column, {}):
+        for role, other in (("start", starts.get(key)), ("pixels", pixels)):
+            matches = match_results(by_key[key], by_key[other.key], (key[0], other.name))[0] if other else []
+            with suppress(ValueError, IndexError):  # if no paired test is possible
+                tests[key, role] = cache.get(matches[0], column[1])
+    for stored in (stored for own in by_key.values() for stored in own):
+        stored.forget_arrays()
+    corrected = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
+    compared: dict[Key, dict[str, Any]] = defaultdict(dict)
+    for (key, role), test in tests.items():
+        compared[key][role] = test, corrected[key, role]
+    cells = leaderboard.candidates.get(column, {})
+    signs = {key: -1 if cell.higher_is_better is False else 1 for key, cell in cells.items()}
+    return {key: Gain(**roles, unit=cells[key].unit, sign=signs[key]) for key, roles in compared.items()}
+
+
+def mean_ranks(leaderboard: Leaderboard) -> dict[Key, float]:
+    """Network -> mean rank over the main metrics that all networks have and paired tests compare.
+
+    Those that share ranks have the middle one. Empty for fewer than two networks, or without such a metric.
     """
-    networks = with_ties(trained_networks(leaderboard), leaderboard.results, cache)
-    columns = {}
-    for group, (main, *_) in networks.groups.items():
-        cells = {used.key: row[group, main] for used, row in networks.rows.items() if (group, main) in row}
-        ordered = sorted(cells.items(), key=lambda item: _best_first(item[1]))
-        columns[group, main] = {key: cell.mean for key, cell in ordered}
-    return replace(networks, letters=tie_letters(columns, networks.ties, networks.results, cache))
-
-
-def _overview(leaderboard: Leaderboard, tables: Sequence[ReportTable], ranked: MeanRanks) -> tuple[TableRow, ...]:
-    """A row for each checkpoint, by mean rank and then by name; rows that are not ranked come last."""
-    main_numbers = {(row.name, table.anchor): row.numbers[0] for table in tables for row in table.rows}
-
-    def sort_key(checkpoint: CheckpointUsed) -> tuple[int, float, str]:
-        rank = ranked.means.get(checkpoint.key, float("inf"))
-        return KINDS.index(row_kind(leaderboard, checkpoint)), rank, leaderboard.names[checkpoint]
-
-    rows = []
-    for checkpoint in sorted(leaderboard.rows, key=sort_key):
-        name = leaderboard.names[checkpoint]
-        rows.append(
-            TableRow(
-                name=name,
-                kind=row_kind(leaderboard, checkpoint),
-                rank=ranked.text(checkpoint.key),
-                numbers=tuple(main_numbers.get((name, table.anchor), TableNumber(text="")) for table in tables),
-            )
-        )
-    return tuple(rows)
-
-
-def _checkpoint_facts(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> dict[str, Any]:
-    """Name, kind, anchor, origin and costs of a checkpoint as shown; `cost` holds the costs as numbers."""
-    identity = {
-        name: getattr(checkpoint, name)
-        for name in ("method", "recipe", "branch", "architecture", "parameters", "digest", "source")
+    networks = [used.key for used, kind in leaderboard.kinds.items() if kind == "measured"]
+    columns = [leaderboard.ranks((group, metrics[0])) for group, metrics in leaderboard.groups.items()]
+    columns = [ranks for ranks in columns if len(ranks) == len(networks) > 1]
+    middles = {
+        rank: sum(map(int, rank.split("-"))) / len(rank.split("-")) for ranks in columns for rank in ranks.values()
     }
-    cost = asdict(checkpoint.training_cost)
-    saved = (leaderboard.folder.parent / "exports").glob(f"*-{checkpoint.digest[:8]}")
-    folders = [*map(str, saved), checkpoint.source]
-    specs = (spec_in(folder, checkpoint.digest) for folder in folders if folder)
-    if spec := next(filter(None, specs), None):
-        evaluated = replace(spec, image_size=checkpoint.image_size or spec.image_size)
-        cost["forward_gflop"] = forward_flops(evaluated) / 1e9  # of an image
-    own = [stored.result for stored in leaderboard.results if stored.result.checkpoint.key == checkpoint.key]
-    cost["evaluation_seconds"] = sum(result.seconds for result in own)
-    cost["evaluation_images_per_second"] = max((result.images_per_second or 0.0 for result in own), default=0.0)
-    cost = {name: value for name, value in cost.items() if value}
-    texts = {
-        "training time" if name == "hours" else name.replace("_", " "): (
-            time_text(value) if name == "hours" else f"{value:.4g}" if isinstance(value, float) else value
-        )
-        for name, value in cost.items()
+    return {key: sum(middles[ranks[key]] for ranks in columns) / len(columns) for key in networks if columns}
+
+
+def checkpoint_facts(leaderboard: Leaderboard, used: CheckpointUsed, updates: Mapping[str, int]) -> dict[str, Any]:
+    """Name, anchor and origin of a checkpoint as shown; `cost` holds its costs as numbers."""
+    saved = (leaderboard.folder.parent / "exports").glob(f"*-{used.digest[:8]}")
+    specs = (spec_in(folder, used.digest) for folder in (*map(str, saved), used.source) if folder)
+    spec, cost = next(filter(None, specs), None), used.training_cost
+    costs = {
+        "parameters, M": used.parameters / 1e6,
+        "GFLOP an image": spec and forward_flops(replace(spec, image_size=used.image_size or spec.image_size)) / 1e9,
+        "training, TFLOP": cost.tflop,
+        "images seen": cost.images,
+        "updates": updates.get(used.name),
     }
-    kind = row_kind(leaderboard, checkpoint)
-    name = leaderboard.names[checkpoint]
-    return {"name": name, "kind": kind, **identity, **texts, "cost": cost, "anchor": slug(*checkpoint.key)}
+    facts = {
+        field: getattr(used, field) for field in ("method", "recipe", "branch", "architecture", "digest", "source")
+    }
+    return {
+        "name": leaderboard.names[used],
+        "anchor": slug(*used.key),
+        "cost": {name: value for name, value in costs.items() if value},
+        "facts": {name: value for name, value in (facts | {"trained on": cost.devices}).items() if value},
+    }
 
 
 def slug(*words: str) -> str:
@@ -208,13 +375,11 @@ def slug(*words: str) -> str:
     return f"{readable}-{digest(list(words))[:8]}"
 
 
-def row_kind(leaderboard: Leaderboard, checkpoint: CheckpointUsed) -> Kind:
-    """The kind of a row; initial weights are recognised by the folder `start` to which a pretraining writes them."""
-    if checkpoint in leaderboard.published:
-        return "published"
-    if checkpoint.is_raw_pixels:
-        return "floor"
-    return "initial" if PurePath(checkpoint.source).name == "start" else "measured"
+def protocol_in_words(name: str) -> str:
+    """`linear (iBOT)` for `linear_sgd@ibot_base_cached`."""
+    task, _, source = name.partition("@")
+    first = source.partition("_")[0]
+    return TASKS.get(task, task.replace("_", " ")) + (f" ({SOURCES.get(first, first)})" if first else "")
 
 
 @cache
@@ -222,121 +387,6 @@ def about_task(task: str) -> str:
     """The first two paragraphs of the docstring of a task's file; "" if the task is not installed."""
     files = source_files("probes") | source_files("downstream")
     return opening_paragraphs(files[task]) if task in files else ""
-
-
-def _table(
-    leaderboard: Leaderboard,
-    networks: Leaderboard,
-    group: str,
-    results: Sequence[Result],
-    indices: Mapping[tuple[str, Key], list[int]],
-) -> ReportTable:
-    """The table of a group. indices: (group, checkpoint) -> indices of its results."""
-    metrics = leaderboard.groups[group]
-    main = group, metrics[0]  # column of the first metric
-    cells = {checkpoint: leaderboard.rows[checkpoint] for checkpoint in leaderboard.checkpoints_in(group)}
-    ranked = ranks(networks, main)
-    result = next(result for result in results if result.group == group)
-    has_ties = {
-        metric: sum(networks.is_best(used, (group, metric)) for used in networks.checkpoints_in(group)) > 1
-        for metric in metrics
-    }
-    main_cells = [row[main] for used, row in cells.items() if main in row and used in networks.rows]
-    rows = []
-    for checkpoint in sorted(cells, key=lambda checkpoint: _best_first(cells[checkpoint].get(main))):
-        own_results = tuple(indices.get((group, checkpoint.key), ()))
-        numbers = []
-        for metric in metrics:
-            cell = cells[checkpoint].get((group, metric))
-            is_tested = checkpoint in networks.rows and (group, metric) in networks.ties
-            is_best = is_tested and networks.is_best(checkpoint, (group, metric))
-            is_tied = is_best and has_ties[metric]
-            letters = networks.letters.get((group, metric), {}).get(checkpoint.key, "a" if is_tied else "")
-            numbers.append(
-                TableNumber(
-                    text=cell_text(cell, with_interval=metric == metrics[0]),
-                    value=cell.mean if cell else None,
-                    is_best=is_best,
-                    is_tied=is_tied,
-                    letters=letters,
-                    results=own_results,
-                    interval=cell.interval if cell else None,
-                )
-            )
-        if main_cell := cells[checkpoint].get(main):
-            numbers[0] = replace(numbers[0], shade=_shade(main_cell, main_cells))
-        rows.append(
-            TableRow(
-                name=leaderboard.names[checkpoint],
-                kind=row_kind(leaderboard, checkpoint),
-                rank=ranked.get(checkpoint, ""),
-                numbers=tuple(numbers),
-            )
-        )
-    unit = next((row[main].unit for row in cells.values() if main in row), "%")
-    return ReportTable(
-        anchor=slug(group),
-        group=group,
-        result=result,
-        about=about_task(result.task),
-        metrics=metrics,
-        unit=unit,
-        higher_is_better=all(row[main].higher_is_better is not False for row in cells.values() if main in row),
-        axis=axis_of([row[main] for row in cells.values() if main in row]),
-        rows=tuple(rows),
-        caveats=merged_notes(leaderboard.caveats[group], [leaderboard.names[used] for used in cells]),
-        is_tested=main in networks.ties,
-        beats_pixels=_beats_pixels(leaderboard, networks, main),
-        over_pixels=_over_pixels(leaderboard, networks, main),
-    )
-
-
-def _shade(cell: Cell, column: Sequence[Cell]) -> int | None:
-    """Shade of a number by its distance from the best trained network; None for fewer than two networks.
-
-    column: of the trained networks. The scale spans at least twice the widest interval, so that numbers whose
-    differences are noise look alike.
-    """
-    if len(column) < 2:
-        return None
-    values = [other.mean for other in column]
-    widest = max((other.interval[1] - other.interval[0] for other in column if other.interval), default=0.0)
-    behind = cell.mean - min(values) if cell.higher_is_better is False else max(values) - cell.mean
-    scale = max(max(values) - min(values), 2 * widest)
-    return round(SHADES * (1 - min(max(behind / scale, 0.0), 1.0))) if scale else SHADES
-
-
-def _beats_pixels(leaderboard: Leaderboard, networks: Leaderboard, column: Column) -> bool | None:
-    """Whether a network is significantly better than raw pixels; None without a test, raw pixels or networks."""
-    raw_pixels = {used.key for used, cells in leaderboard.rows.items() if used.is_raw_pixels and column in cells}
-    if not raw_pixels or column not in leaderboard.ties or not any(column in cells for cells in networks.rows.values()):
-        return None
-    return not raw_pixels & leaderboard.ties[column]
-
-
-def _over_pixels(leaderboard: Leaderboard, networks: Leaderboard, column: Column) -> str:
-    """The difference between the only network of a column and raw pixels, with the interval of the paired test; "" for
-    several networks, and without such a test. Positive: the network is better."""
-    of_networks = [used for used, cells in networks.rows.items() if column in cells]
-    of_pixels = [used for used, cells in leaderboard.rows.items() if used.is_raw_pixels and column in cells]
-    compared = [*of_networks, *of_pixels]
-    if not len(of_networks) == len(of_pixels) == 1 or column not in leaderboard.ties:
-        return ""
-    of_group = [stored for stored in leaderboard.results if stored.result.group == column[0]]
-    sides = [[stored for stored in of_group if stored.result.checkpoint.key == used.key] for used in compared]
-    matches, _ = match_results(sides[0], sides[1], (compared[0].name, compared[1].name))
-    if not matches:
-        return ""
-    try:
-        test = paired_test(matches[0], column[1])
-    except ValueError:
-        return ""
-    cell = networks.rows[compared[0]][column]
-    better = -1 if cell.higher_is_better is False else 1
-    low, high = sorted((better * test.low, better * test.high))
-    digits = interval_decimals(test.difference, cell.unit)
-    unit = " points" if cell.unit == "%" else suffix(cell.unit)
-    return f"{better * test.difference:.{digits}f}{unit} {interval_text(low, high, digits)}"
 
 
 def merged_notes(notes: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
@@ -355,63 +405,6 @@ def merged_notes(notes: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
         owner = "all checkpoints" if is_of_all else in_words(checkpoints)
         merged.append(f"{owner}: {text}" if checkpoints else text)
     return tuple(merged)
-
-
-def sweep_of(row: TableRow, table: ReportTable, pattern: str) -> list[tuple[float, TableNumber]]:
-    """Points (x, number) of the first metric that is swept, such as `top1` over k in `top1_k10` and `top1_k20`.
-
-    pattern: matches a metric's name; its groups are the name without x, and x. For BLOCK the main number is added as
-    that of the last block.
-    """
-    matches = [
-        (re.fullmatch(pattern, metric), number) for metric, number in zip(table.metrics, row.numbers, strict=True)
-    ]
-    first_metric = next((match[1] for match, _ in matches if match), "")
-    numbers = {float(match[2]): number for match, number in matches if match and match[1] == first_metric}
-    points = [(x, numbers[x]) for x in sorted(numbers) if numbers[x].value is not None]
-    if pattern == BLOCK and points and row.numbers[0].value is not None:
-        points.append((points[-1][0] + 1, row.numbers[0]))
-    return points
-
-
-def _best_first(cell: Cell | None) -> tuple[bool, float]:
-    """Sort key: the best number first, whichever direction is better; rows without a number last."""
-    if cell is None:
-        return True, 0.0
-    return False, cell.mean if cell.higher_is_better is False else -cell.mean
-
-
-def axis_of(cells: Sequence[Cell]) -> tuple[float, float] | None:
-    """Ends of an axis for all numbers and intervals of a column, with a margin; None without two different numbers."""
-    ends = [end for cell in cells for end in (cell.interval or (cell.mean, cell.mean))]
-    if not ends or min(ends) == max(ends):
-        return None
-    margin = (max(ends) - min(ends)) / 20
-    low, high = min(ends) - margin, max(ends) + margin
-    return (max(low, 0.0), min(high, 100.0)) if cells[0].unit == "%" else (low, high)
-
-
-def ranks(leaderboard: Leaderboard, column: Column) -> dict[CheckpointUsed, str]:
-    """Rank of each checkpoint in a column, as text; empty for a single checkpoint.
-
-    Checkpoints tied with the best share the first ranks (`1-3`); the others follow by number.
-    """
-    ties = leaderboard.ties.get(column, frozenset())
-    sort_keys = {
-        checkpoint: _best_first(row[column])
-        for checkpoint, row in leaderboard.rows.items()
-        if column in row and checkpoint not in leaderboard.published
-    }
-    if len(sort_keys) < 2:
-        return {}
-    ordered = sorted(sort_keys.values())
-    tied = sum(checkpoint.key in ties for checkpoint in sort_keys)
-    if tied < 2:
-        return {checkpoint: str(1 + bisect_left(ordered, key)) for checkpoint, key in sort_keys.items()}
-    return {
-        checkpoint: f"1-{tied}" if checkpoint.key in ties else str(1 + max(bisect_left(ordered, key), tied))
-        for checkpoint, key in sort_keys.items()
-    }
 
 
 def provenance(result: Result) -> dict[str, object]:
@@ -440,118 +433,94 @@ def provenance(result: Result) -> dict[str, object]:
     }
 
 
-def competing(table: ReportTable) -> list[TableRow]:
-    """Rows of trained networks with a measured number, the best first."""
-    return [row for row in table.rows if row.kind == "measured" and row.numbers[0].value is not None]
-
-
 def headline(report: ReportContents) -> str:
-    """A few sentences on what paired tests show over all tables."""
-    contested = [table for table in report.tables if len(competing(table)) > 1 and table.is_tested]
-    alone = [table for table in report.tables if table.beats_pixels and table.over_pixels]
-    if not contested and alone:
-        shown = [f"{table.over_pixels} in {table.group}" for table in alone[:MAX_NAMED]]
-        more = f", and in {len(alone) - MAX_NAMED} more" if len(alone) > MAX_NAMED else ""
-        return f"{leaders_of(alone[0])[0]} beats raw pixels by {', by '.join(shown)}{more}."
-    if not contested:
+    """What paired tests show over all tables, and whether other trainings could change it."""
+    tables = [table for table in report.tables if table.ranks]
+    beaten = [table for table in report.tables if any(gain.pixels for gain in table.gains.values())]
+    if not tables:
+        alone = [(table, gain) for table in beaten for gain in table.gains.values() if gain.beats_pixels]
+        if alone:
+            shown = [f"{gain.over_pixels} in {table.title} on {table.result.data.name}" for table, gain in alone]
+            more = f", and in {len(alone) - MAX_NAMED} more" * (len(alone) > MAX_NAMED)
+            return f"{alone[0][0].leaders[0]} beats raw pixels by {', by '.join(shown[:MAX_NAMED])}{more}."
         return "No protocol has measured and tested two trained networks yet, so there is nothing to rank."
-    total = f"of {len(contested)} protocol{'s' if len(contested) > 1 else ''}"
-    leaders = [leaders_of(table) for table in contested]
-    names = dict.fromkeys(name for tied in leaders for name in tied)
-    times_first = {name: sum(name in tied for tied in leaders) for name in names}
-    times_alone = {name: sum(tied == [name] for tied in leaders) for name in names}
-    if not any(times_alone.values()):
-        sentences = [f"No network is significantly better than all others in any {total}."]
+    total = f"of {len(tables)} protocol{'s' * (len(tables) > 1)}"
+    alone_first = Counter(table.leaders[0] for table in tables if len(table.leaders) == 1).most_common()
+    first = Counter(name for table in tables for name in table.leaders).most_common()
+    if alone_first:
+        named = [f"{name} in {times}" for name, times in alone_first[:MAX_NAMED]]
+        named += ["others elsewhere"] if len(alone_first) > MAX_NAMED else []
+        text = f"Significantly better than every other network: {', '.join(named)} {total}"
     else:
-        winners = sorted((name for name in names if times_alone[name]), key=lambda name: -times_alone[name])
-        parts = [f"{name} in {times_alone[name]}" for name in winners[:MAX_NAMED]]
-        parts += ["others elsewhere"] if len(winners) > MAX_NAMED else []
-        sentences = [f"Significantly better than every other network: {', '.join(parts)} {total}."]
-    most = max(times_first.values())
-    if most > max(times_alone.values()):
-        best = sorted(name for name in names if times_first[name] == most)
-        names_of_best = in_words(best) if len(best) <= MAX_NAMED else f"{len(best)} networks"
-        sentences.append(f"Best or tied with the best most often: {names_of_best}, in {most}.")
-    beaten = [table.beats_pixels for table in report.tables if table.beats_pixels is not None]
-    if not all(beaten):
-        unbeaten = f"{beaten.count(False)} of {len(beaten)} protocol{'s' if len(beaten) > 1 else ''}"
-        sentences.append(f"No network is shown to be better than raw pixels in {unbeaten} that measured them.")
-    return " ".join(sentences)
+        text = f"No network is significantly better than all others in any {total}"
+    most = sorted(name for name, times in first if times == first[0][1])
+    if not alone_first or first[0][1] > alone_first[0][1]:
+        names = in_words(most) if len(most) <= MAX_NAMED else f"{len(most)} networks"
+        text += f"; best or tied with the best most often: {names}, in {first[0][1]}"
+    text += "; ".join(["", *filter(None, [trainings_in_words(report)])]) + "."
+    unbeaten = sum(not any(gain.beats_pixels for gain in table.gains.values()) for table in beaten)
+    if unbeaten:
+        text += (
+            f" No network is shown to be better than raw pixels in {unbeaten} of the {len(beaten)} that measured them."
+        )
+    return text
 
 
-def leaders_of(table: ReportTable) -> list[str]:
-    """Names of the best network of a table and of all networks tied with it."""
-    rows = competing(table)
-    return [row.name for row in rows if row.numbers[0].is_best] or [row.name for row in rows[:1]]
+def trainings_in_words(report: ReportContents) -> str:
+    """How many networks were trained once, and what that means for the order; "" if none was."""
+    once = sum(count == 1 for count in report.trainings.values())
+    share = "one training each" if once == len(report.trainings) else f"{counted(once, 'network')} with one training"
+    return f"{share}; seeds can change the order" if once else ""
 
 
 def evidence(report: ReportContents) -> list[str]:
-    """Sentences on what the headline is based on, and on what it does not cover."""
-    if not any(len(competing(table)) > 1 for table in report.tables):
+    """Sentences on what the headline is based on."""
+    if not any(table.ranks for table in report.tables):
         return []
-    sentences = [
-        "Tied means that a paired test on the same validation images finds no difference (5 %, Holm's correction)."
-    ]
     chosen = sum(any(metric.chosen_on_val for metric in table.result.metrics.values()) for table in report.tables)
-    if chosen:
-        sentences.append(
-            f"{chosen} of {len(report.tables)} tables report numbers that were chosen on the validation images and are "
-            "therefore too good; these tables say so."
-        )
-    else:
-        sentences.append("No number was chosen on the images that it is reported on.")
-    if any(len(row.numbers[0].results) == 1 for table in report.tables for row in competing(table)):
-        sentences.append(
-            "Intervals cover the choice of validation images, not that of the training seed: another training run may "
-            "rank differently."
-        )
-    return sentences
-
-
-def common_notes(tables: Sequence[ReportTable]) -> list[str]:
-    """Notes that several tables share, with the number of these tables; the most frequent ones first."""
-    counts = Counter(note for table in tables for note in table.caveats)
     return [
-        f"{'All' if count == len(tables) else f'{count} of'} {len(tables)} tables: {note}"
+        "Tied means that a paired test on the same validation images finds no difference (5 %, Holm's correction).",
+        f"{chosen} of {len(report.tables)} tables report numbers that were chosen on the validation images and are "
+        "therefore too good; these tables say so."
+        if chosen
+        else "No number was chosen on the images that it is reported on.",
+        "Intervals are over validation images, not over trainings.",
+    ]
+
+
+def common_notes(tables: Sequence[ReportTable]) -> dict[str, str]:
+    """Notes that several tables share -> these with the number of tables; the most frequent ones first."""
+    counts = Counter(note for table in tables for note in table.caveats)
+    return {
+        note: f"{'All' if count == len(tables) else f'{count} of'} {len(tables)} tables: {note}"
         for note, count in counts.most_common(MAX_LISTED)
         if count > 1
-    ]
+    }
 
 
 def verdict(table: ReportTable) -> str:
     """A sentence or two on which network leads a table, and on the evidence."""
-    rows, leaders = competing(table), leaders_of(table)
-    images = f"on {table.images} validation images" if table.images else "on the validation images"
-    if not rows:
+    leaders, on = table.leaders, f"on {table.images or 'the validation images'}"
+    if not leaders:
         return "No trained network was measured."
-    if len(rows) == 1:
-        sentence = f"{leaders[0]} is the only trained network measured {images}."
-        if table.beats_pixels and table.over_pixels:
-            sentence = f"{leaders[0]} beats raw pixels by {table.over_pixels} {images}."
-    elif not table.is_tested:
-        sentence = f"{leaders[0]} has the best number {images}; there is no paired test of this metric."
+    compared = list(table.gains.values())
+    if len(table.networks) == 1:
+        if compared and compared[0].beats_pixels:
+            return f"{leaders[0]} beats raw pixels by {compared[0].over_pixels} {on}."
+        text = f"{leaders[0]} is the only trained network measured {on}."
+    elif not table.ranks:
+        text = f"{leaders[0]} has the best number {on}; there is no paired test of this metric."
     elif len(leaders) == 1:
-        sentence = (
-            f"{leaders[0]} leads {images}: better than every other by a paired test on the same images (5 %, Holm)."
-        )
-    elif len(leaders) == len(rows):
-        sentence = f"None of the differences between the {len(leaders)} networks is significant {images}."
+        text = f"{leaders[0]} leads {on}: better than every other by a paired test on the same images (5 %, Holm)."
+    elif len(leaders) == len(table.networks):
+        text = f"None of the differences between the {len(leaders)} networks is significant {on}."
     else:
-        sentence = (
-            f"{in_words(leaders)} lead {images}; a paired test on the same images does not tell them apart (5 %, Holm)."
-        )
-    pixels = "None is shown to be better than raw pixels." if table.beats_pixels is False else ""
-    return " ".join(filter(None, (sentence, pixels, best_blocks(table))))
+        text = f"{in_words(leaders)} lead {on}; a paired test on the same images does not tell them apart (5 %, Holm)."
+    is_beaten = any(gain.beats_pixels for gain in compared)
+    no_better = any(gain.pixels for gain in compared) and not is_beaten
+    return text + " None is shown to be better than raw pixels." * no_better
 
 
-def best_blocks(table: ReportTable) -> str:
-    """A sentence with the best block of each leading network; "" for a protocol that reads only the last block."""
-    parts = []
-    for row in competing(table)[:MAX_LISTED]:
-        if points := sweep_of(row, table, BLOCK):
-            values = {block: number.value or 0.0 for block, number in points}
-            best = (max if table.higher_is_better else min)(values, key=values.__getitem__)
-            last = points[-1][0]
-            loss = "the last" if best == last else f"the last is {abs(values[best] - values[last]):.3g} worse"
-            parts.append(f"{row.name} {best:.0f} of {last:.0f} ({loss})")
-    return f"Best block, chosen on these images: {', '.join(parts)}." if parts else ""
+def costs_of(report: ReportContents) -> Iterable[str]:
+    """The costs that are known of some checkpoint."""
+    return dict.fromkeys(name for checkpoint in report.checkpoints for name in checkpoint["cost"])

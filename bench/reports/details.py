@@ -1,24 +1,21 @@
 """The details below a table of a report, made from what results store for each image.
 
-The hardest images and accuracy by class, confusions and confidence (probes/scores.py), nearest training images of k-NN,
-scenes, and learning curves. Each part is a dictionary, which details.html renders.
+The hardest images and accuracy by class, confusions (probes/scores.py), nearest training images of k-NN, and scenes.
+Each part is a dictionary, which details.html renders.
 
 In shapes, C is the number of checkpoints, N of validation images, and K of classes.
 """
 
 import functools
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.reports.contents import ReportContents, ReportTable
-from bench.reports.drawing import Style, styles_of, svg_of
-from bench.reports.figures import axis_label, board_styles, calibration_figure, lines_figure
 from bench.reports.scenes import OpenSplit, image_opener, scene_details, thumbnail_url
-from bench.results.record import Result
+from bench.results.record import CheckpointUsed
 from bench.results.store import StoredResult
 from bench.statistics.matching import array_of
 from downstream.data.scenes import layout_of
@@ -27,31 +24,27 @@ from imagesets.sets import ImageSet
 MAX_CHECKPOINTS = 8  # of a table, the best ones, whose arrays are read; and all raw pixels
 MAX_MATRIX_CLASSES = 20  # with more classes, no confusion matrix is shown
 MAX_CONFUSIONS = 12  # pairs of classes that are listed
-BINS = 15  # of confidence, equally wide (Guo et al. 2017 use 15)
 HARDEST = 12  # images, and classes at either end
 
-Predictions = tuple[np.ndarray, np.ndarray]  # predicted classes (N,), -1 for a skipped image; confidences (N,)
-# Parts of the details of a table, each None or empty if its arrays were not stored. learning: SVG.
-NO_DETAILS: dict[str, Any] = {"images": None, "mistakes": None, "neighbours": [], "scenes": None, "learning": ""}
+# Parts of the details of a table, each None or empty if its arrays were not stored.
+NO_DETAILS: dict[str, Any] = {"images": None, "mistakes": None, "neighbours": [], "scenes": None}
 
 
-def details_by_table(
-    report: ReportContents, results: Sequence[StoredResult], cache: Path, pictures: bool = True
-) -> dict[str, dict[str, Any]]:
+def details_by_table(report: ReportContents, cache: Path, pictures: bool = True) -> dict[str, dict[str, Any]]:
     """Anchor of a table -> its details; tables without any are left out.
 
-    pictures: include the parts for which images are opened. cache: folder in which tiny scene sets are generated.
+    pictures: False for none, as all details open images. cache: folder in which tiny scene sets are generated.
     """
     first_seeds: dict[tuple[str, str], StoredResult] = {}  # (group, digest of the checkpoint) -> its first result
-    for stored in results:
+    for stored in report.board.results:
         if stored.result.status == "ok":
             first_seeds.setdefault((stored.result.group, stored.result.checkpoint.digest), stored)
-    digests = {checkpoint["name"]: str(checkpoint["digest"]) for checkpoint in report.checkpoints}
-    styles = board_styles(report)
-    open_split, details = image_opener() if pictures else None, {}
-    for table in report.tables:
-        by_name = {name: first_seeds[table.group, digests[name]] for name in best_and_raw_pixels(table)}
-        details_of_table = details_of(by_name, table.metrics, open_split, cache, styles)
+    open_split, details = image_opener(), {}
+    for table in report.tables if pictures else ():
+        by_name = {
+            table.board.names[used]: first_seeds[table.group, used.digest] for used in best_and_raw_pixels(table)
+        }
+        details_of_table = details_of(by_name, table.metrics, open_split, cache)
         if any(details_of_table.values()):
             details[table.anchor] = details_of_table
         for stored in by_name.values():
@@ -59,77 +52,63 @@ def details_by_table(
     return details
 
 
-def best_and_raw_pixels(table: ReportTable) -> list[str]:
-    """Names of the MAX_CHECKPOINTS best checkpoints of a table, the best first, and of all raw pixels."""
-    rows = [row for row in table.rows if row.kind != "published"]
-    return [row.name for place, row in enumerate(rows) if place < MAX_CHECKPOINTS or row.kind == "floor"]
+def best_and_raw_pixels(table: ReportTable) -> list[CheckpointUsed]:
+    """The MAX_CHECKPOINTS best trained networks of a table, the best first, and all raw pixels."""
+    return [*table.networks[:MAX_CHECKPOINTS], *(used for used in table.cells if used.is_raw_pixels)]
 
 
 def details_of(
-    results: Mapping[str, StoredResult],
-    metrics: Sequence[str],
-    open_split: OpenSplit | None,
-    cache: Path,
-    styles: Mapping[str, Style] | None = None,
+    results: Mapping[str, StoredResult], metrics: Sequence[str], open_split: OpenSplit, cache: Path
 ) -> dict[str, Any]:
     """The details of one table, by the keys of NO_DETAILS.
 
-    results: name of checkpoint -> its result, the best first. open_split: None if no image may be opened.
+    results: name of checkpoint -> its result, the best network first.
     """
     if not results:
         return dict(NO_DETAILS)
-    # Trained networks come first, even if raw pixels lead the table.
-    results = dict(sorted(results.items(), key=lambda item: item[1].result.checkpoint.is_raw_pixels))
     first = next(iter(results.values())).result
-    styles = styles or styles_of(results)
-    details = NO_DETAILS | {"learning": learning_svg(results, metrics[0], styles)}
-    if open_split is None:
-        return details
     if layout_of(first.data.url):
-        return details | {"scenes": scene_details(results, cache)}
+        return NO_DETAILS | {"scenes": scene_details(results, cache)}
     images = open_split(first, "val")
     if images is None or images.has_several_labels:  # confusions need one class per image
-        return details
+        return dict(NO_DETAILS)
     predictions = {
-        name: prediction for name, stored in results.items() if (prediction := predictions_of(stored, images))
+        name: prediction
+        for name, stored in results.items()
+        if (prediction := predictions_of(stored, images)) is not None
     }
     details_by_metric = (image_details(results, metric, predictions, images) for metric in metrics)
     raw_pixels = [name for name in list(results)[1:] if results[name].result.checkpoint.is_raw_pixels]
     best_and_pixels = {name: results[name] for name in [*list(results)[:1], *raw_pixels[:1]]}
-    return details | {
+    return NO_DETAILS | {
         "images": next(filter(None, details_by_metric), None),  # of the first metric with values for each image
-        "mistakes": mistakes_of(results, predictions, images, styles),
+        "mistakes": mistakes_of(results, predictions, images),
         "neighbours": neighbours_of(best_and_pixels, open_split),
     }
 
 
-def predictions_of(stored: StoredResult, images: ImageSet) -> Predictions | None:
-    """The stored predictions of a result; None if there are none, or they are of other images."""
-    if not {"predicted", "confidence"} <= set(stored.result.arrays):
+def predictions_of(stored: StoredResult, images: ImageSet) -> np.ndarray | None:
+    """The stored predicted classes (N,) of a result, -1 for a skipped image; None if there are none, or of other
+    images."""
+    if "predicted" not in stored.result.arrays:
         return None
-    predicted, confidence = stored.arrays["predicted"], stored.arrays["confidence"].astype(np.float64)
-    return (predicted, confidence) if len(predicted) == len(confidence) == len(images) else None
+    predicted = stored.arrays["predicted"]
+    return predicted if len(predicted) == len(images) else None
 
 
 def mistakes_of(
-    results: Mapping[str, StoredResult],
-    predictions: Mapping[str, Predictions],
-    images: ImageSet,
-    styles: Mapping[str, Style] | None = None,
+    results: Mapping[str, StoredResult], predictions: Mapping[str, np.ndarray], images: ImageSet
 ) -> dict[str, Any] | None:
-    """The confusions of the best checkpoint with predictions, and the calibration of all; None without predictions.
+    """The confusions of the best checkpoint with predictions; None without predictions.
 
     Returns:
         name: of this checkpoint. fitted: which of a task's fits predicted, such as "1shot of split 0". classes, matrix:
         images by label (rows) and prediction, empty for more than MAX_MATRIX_CLASSES. confused: `most_confused`.
-        calibration: SVG. errors: name -> expected calibration error in percent.
     """
-    if not predictions or any(predicted.max() >= len(images.classes) for predicted, _ in predictions.values()):
+    if not predictions or any(predicted.max() >= len(images.classes) for predicted in predictions.values()):
         return None
-    name, (predicted, _) = next(iter(predictions.items()))
+    name, predicted = next(iter(predictions.items()))
     matrix = confusion(images.labels, predicted, len(images.classes))
-    bins = {name: reliability(images.labels, *prediction) for name, prediction in predictions.items()}
-    calibration = calibration_figure({name: rows[:, :2].tolist() for name, rows in bins.items()}, styles)
     has_matrix = len(images.classes) <= MAX_MATRIX_CLASSES
     return {
         "name": name,
@@ -137,8 +116,6 @@ def mistakes_of(
         "classes": images.classes if has_matrix else (),
         "matrix": matrix.tolist() if has_matrix else [],
         "confused": most_confused(matrix, images.classes),
-        "calibration": svg_of(calibration, "accuracy against confidence"),
-        "errors": {name: calibration_error(rows) for name, rows in bins.items()},
     }
 
 
@@ -171,29 +148,6 @@ def most_confused(matrix: np.ndarray, classes: Sequence[str]) -> list[dict[str, 
         for label, prediction in pairs
         if wrong[label, prediction]
     ]
-
-
-def reliability(labels: np.ndarray, predicted: np.ndarray, confidence: np.ndarray) -> np.ndarray:
-    """Reliability diagram (bins, 3): mean confidence, accuracy and number of images of each bin that is not empty.
-
-    labels, predicted, confidence: (N,); a prediction of -1 marks a skipped image. Guo et al. 2017, "On Calibration of
-    Modern Neural Networks", Eq. 1 and figure 1.
-    """
-    is_read = predicted >= 0
-    correct, confidence = (predicted == labels)[is_read], confidence[is_read]
-    bin_of_image = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    bins = [bin_of_image == number for number in range(BINS)]
-    return np.array(
-        [(confidence[inside].mean(), correct[inside].mean(), inside.sum()) for inside in bins if inside.any()]
-    )
-
-
-def calibration_error(bins: np.ndarray) -> float:
-    """Expected calibration error in percent: the mean distance of confidence and accuracy (Guo et al. 2017, Eq. 3).
-
-    bins: (bins, 3), from `reliability`.
-    """
-    return float(100 * (np.abs(bins[:, 0] - bins[:, 1]) * bins[:, 2]).sum() / bins[:, 2].sum())
 
 
 def neighbours_of(results: Mapping[str, StoredResult], open_split: OpenSplit) -> list[dict[str, Any]]:
@@ -242,7 +196,7 @@ def neighbours_of(results: Mapping[str, StoredResult], open_split: OpenSplit) ->
 
 
 def image_details(
-    results: Mapping[str, StoredResult], metric: str, predictions: Mapping[str, Predictions], images: ImageSet
+    results: Mapping[str, StoredResult], metric: str, predictions: Mapping[str, np.ndarray], images: ImageSet
 ) -> dict[str, Any] | None:
     """The hardest images of a table, and accuracy by class; None if the metric is not stored for each image.
 
@@ -260,8 +214,7 @@ def image_details(
     if not scores or not images.classes:
         return None
     scores_by_checkpoint = np.stack(list(scores.values()))  # (C, N)
-    predictions_of_best = predictions.get(next(iter(scores)))
-    predicted = predictions_of_best[0] if predictions_of_best else None
+    predicted = predictions.get(next(iter(scores)))
     return {
         "metric": metric,
         "names": list(scores),
@@ -320,32 +273,3 @@ def accuracy_by_class(images: ImageSet, scores: np.ndarray) -> list[dict[str, An
             )
     classes.sort(key=lambda entry: (entry["accuracies"][0], entry["name"]))
     return classes if len(classes) <= 2 * HARDEST else [*classes[:HARDEST], *classes[-HARDEST:]]
-
-
-def learning_svg(results: Mapping[str, StoredResult], metric: str, styles: Mapping[str, Style]) -> str:
-    """SVG of the learning curves of the probes; "" if none are stored."""
-    curves = {name: learning_curve(stored.result, metric) for name, stored in results.items()}
-    curves = {name: points for name, points in curves.items() if len(points) > 1}
-    if not curves:
-        return ""
-    first = next(iter(results.values())).result
-    unit = first.metrics[metric].unit if metric in first.metrics else ""
-    along = "step" if layout_of(first.data.url) else "epoch"
-    return svg_of(lines_figure(curves, along, axis_label(metric, unit), styles), "learning curves of the probes")
-
-
-def learning_curve(result: Result, metric: str) -> list[tuple[float, float]]:
-    """Points (epoch or step, accuracy on the images on which the head or epoch is selected) of a probe's training.
-
-    Empty if the facts of the result have no history in the form of our tasks.
-    """
-    facts = result.facts
-    with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):  # facts may hold any JSON
-        if "chosen_history" in facts:  # of a linear or attentive sweep: the chosen head after each epoch
-            return [(epoch + 1, float(value)) for epoch, value in enumerate(facts["chosen_history"])]
-        if "history" in facts:  # of a fine-tuning, after each epoch
-            selected_on = "holdout" if "holdout" in facts["history"][0] else "val"
-            return [(float(entry["epoch"]), float(entry[selected_on])) for entry in facts["history"]]
-        evaluations = facts["evaluations"][0].items()  # of a dense task, after some steps
-        return sorted((float(step), float(metrics[metric])) for step, metrics in evaluations)
-    return []

@@ -12,13 +12,14 @@ table of all results (bench/results/table.py).
 
 import re
 import statistics
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Literal
 
 from bench.published.values import PublishedValue, published_in
 from bench.results.record import (
@@ -37,7 +38,7 @@ from bench.results.store import StoredResult, comparable_results, stamps
 from bench.results.table import rows_of, to_pandas, to_parquet
 from bench.statistics.significance import Column, Key, PairedTestCache, paired_tests, ties_with_best
 from engine.files import write_atomic
-from engine.printing import counted, csv_text, in_csv, in_markdown, markdown_table, printable, table, text_of
+from engine.printing import counted, csv_text, in_csv, in_markdown, in_words, markdown_table, printable, table, text_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -62,6 +63,16 @@ class Cell:
     is_doubtful: bool = False  # the task warns about this metric, for example because nothing was fitted
 
 
+# measured: a trained network. floor: raw pixels. initial: weights before the first update of a pretraining. published:
+# numbers from a paper. Only trained networks are compared with the best and ranked.
+Kind = Literal["measured", "floor", "initial", "published"]
+
+
+def order_of(cell: Cell | None) -> float:
+    """Sort key of a number: the best first, whichever direction is better; no number last."""
+    return float("inf") if cell is None else cell.mean if cell.higher_is_better is False else -cell.mean
+
+
 @dataclass(frozen=True, kw_only=True)
 class Leaderboard:
     """Numbers by checkpoint, group and metric. Prints as tables; a notebook shows an overview.
@@ -79,51 +90,74 @@ class Leaderboard:
     failed: Mapping[CheckpointUsed, Mapping[str, str]] = field(default_factory=dict)  # group and seed -> message
     problems: tuple[str, ...] = ()  # a line for each file that could not be read
     published: frozenset[CheckpointUsed] = frozenset()  # rows with a paper's numbers, excluded from best and ties
-    ties: Mapping[Column, frozenset[Key]] = field(default_factory=dict)  # tested column -> checkpoints tied for first
-    letters: Mapping[Column, Mapping[Key, str]] = field(default_factory=dict)  # main columns: tied ones share a letter
+    ties: Mapping[Column, frozenset[Key]] = field(default_factory=dict)  # tested column -> networks tied for first
     results: Sequence[StoredResult] = ()  # behind the numbers
     folder: Path = Path()  # of the result files
     files: Mapping[str, Path] = field(default_factory=dict)  # format -> file that was written
     drawn_by: "Callable[[Leaderboard], str] | None" = None  # renders its HTML
 
     @cached_property
-    def measured(self) -> dict[Column, dict[Key, Cell]]:
-        """(group, metric) -> checkpoint -> its measured number."""
-        measured: dict[Column, dict[Key, Cell]] = {
-            (group, metric): {} for group, metrics in self.groups.items() for metric in metrics
+    def kinds(self) -> dict[CheckpointUsed, Kind]:
+        """The kind of each row; initial weights are recognised by the folder `start` that a pretraining writes."""
+        return {
+            used: "published"
+            if used in self.published
+            else "floor"
+            if used.is_raw_pixels
+            else "initial"
+            if PurePath(used.source).name == "start"
+            else "measured"
+            for used in self.rows
         }
-        for checkpoint, cells in self.rows.items():
-            for column, cell in cells.items() if checkpoint not in self.published else ():
-                measured[column][checkpoint.key] = cell
-        return measured
 
     @cached_property
-    def columns(self) -> dict[Column, dict[Key, float]]:
-        """`measured` without the meaning of the numbers."""
-        return {column: {key: cell.mean for key, cell in cells.items()} for column, cells in self.measured.items()}
+    def candidates(self) -> dict[Column, dict[Key, Cell]]:
+        """(group, metric) -> trained network -> its number, unless the task doubts it."""
+        candidates: dict[Column, dict[Key, Cell]] = defaultdict(dict)
+        for used, cells in self.rows.items():
+            for column, cell in cells.items():
+                if self.kinds[used] == "measured" and not cell.is_doubtful:
+                    candidates[column][used.key] = cell
+        return candidates
 
     @cached_property
     def best(self) -> dict[Column, float]:
-        """Best number of each column with two or more measured checkpoints.
+        """Best number of each column with two or more trained networks.
 
         Columns for which neither direction is better (deviations) are left out, and so are columns whose cells differ
         in unit or direction.
         """
         best = {}
-        for column, cells in self.measured.items():
+        for column, cells in self.candidates.items():
             numbers = [cell.mean for cell in cells.values()]
-            units = {cell.unit for cell in cells.values()}
-            directions = {cell.higher_is_better for cell in cells.values()}
-            if len(numbers) > 1 and len(units) == len(directions) == 1 and directions != {None}:
-                best[column] = max(numbers) if directions == {True} else min(numbers)
+            meanings = {(cell.unit, cell.higher_is_better) for cell in cells.values()}
+            ((_, is_higher_better), *others) = meanings
+            if len(numbers) > 1 and not others and is_higher_better is not None:
+                best[column] = max(numbers) if is_higher_better else min(numbers)
         return best
 
     def is_best(self, checkpoint: CheckpointUsed, column: Column) -> bool:
-        """Whether a checkpoint has the best number of a column, or a paired test cannot tell it from the best."""
-        cell = self.rows[checkpoint].get(column)
-        if cell is None or checkpoint in self.published:
-            return False
-        return checkpoint.key in self.ties.get(column, ()) or cell.mean == self.best.get(column)
+        """Whether a trained network has the best number of a column, or a paired test cannot tell it from the best.
+
+        This is what is bold everywhere: raw pixels, initial weights, published numbers and numbers that the task
+        doubts never are, and nothing is in a column without paired tests.
+        """
+        return checkpoint.key in self.ties.get(column, ()) and checkpoint.key in self.candidates.get(column, ())
+
+    def ranks(self, column: Column) -> dict[Key, str]:
+        """Rank of each trained network in a column with paired tests; those tied with the best share the first ranks,
+        `1-3`, and the others follow by number."""
+        cells, tied = self.candidates.get(column, {}), self.ties.get(column, frozenset())
+        level = [key for key in cells if key in tied]
+        if not level:
+            return {}
+        others = sorted(order_of(cell) for key, cell in cells.items() if key not in tied)
+        return {
+            key: str(1 + len(level) + bisect_left(others, order_of(cell)))
+            if key not in tied
+            else "1" + f"-{len(level)}" * (len(level) > 1)
+            for key, cell in cells.items()
+        }
 
     @cached_property
     def names(self) -> dict[CheckpointUsed, str]:
@@ -214,8 +248,11 @@ def leaderboard_of(results: Iterable[Result], problems: Iterable[str] = ()) -> L
 
 
 def with_ties(leaderboard: Leaderboard, results: Sequence[StoredResult], cache: PairedTestCache) -> Leaderboard:
-    """The leaderboard of these results, with the checkpoints that paired tests find tied for first in each column."""
-    ties = ties_with_best(leaderboard.columns, leaderboard.best, results, cache)
+    """The leaderboard of these results, with the networks that paired tests find tied for first in each column."""
+    columns = {
+        column: {key: cell.mean for key, cell in cells.items()} for column, cells in leaderboard.candidates.items()
+    }
+    ties = ties_with_best(columns, leaderboard.best, results, cache)
     return replace(leaderboard, ties=ties, results=results)
 
 
@@ -262,7 +299,9 @@ def _mean_over_seeds(results: Sequence[Result], metric: str) -> Cell:
 def caveats_of(result: Result, label: str) -> Iterator[str]:
     """Sentences that explain `result.variant`, and the warnings of task and data. label: the checkpoint's."""
     if result.limit is not None:
-        yield f"At most {result.limit} images of each split: a check that it runs, not a result."
+        cut = [(split, count) for split, count in result.data.images.items() if count > result.limit]
+        seen = [f"{result.limit:,} of {count:,} {split}" for split, count in cut]
+        yield f"{in_words(seen) or 'All'} images (--limit {result.limit})."
     if result.protocol.changes:
         changes = ", ".join(f"{name} = {value}" for name, value in result.protocol.changes.items())
         yield f"Modified protocol: {changes}."
@@ -353,14 +392,22 @@ def fact_rows(leaderboard: Leaderboard) -> list[tuple[str, ...]]:
 
 
 def cost_rows(leaderboard: Leaderboard) -> list[tuple[str, ...]]:
-    """A row for each checkpoint whose pretraining cost is known, below a header; empty if there is none."""
+    """A row for each checkpoint whose pretraining cost is known, below a header.
+
+    Without times, which depend on what else the machine did.
+    """
     rows: list[tuple[str, ...]] = []
     for checkpoint, name in leaderboard.names.items():
         cost = checkpoint.training_cost
         if cost != TrainingCost():
-            numbers = [getattr(cost, quantity) for quantity in COST_UNITS]
-            rows.append((name, *("" if number is None else f"{number:.4g}" for number in numbers), cost.devices))
-    return [("checkpoint", *COST_UNITS.values(), "devices"), *rows] if rows else []
+            numbers = (cost.tflop, cost.images, cost.gflop_per_image, cost.memory_gib, cost.gpu_memory_gib)
+            rows.append((name, *("" if number is None else quantity(number) for number in numbers), cost.devices))
+    return [("checkpoint", "TFLOP", "images seen", "GFLOP an image", "GiB", "GiB of a GPU", "devices"), *rows]
+
+
+def quantity(number: float) -> str:
+    """A quantity in three digits: `4.99`, `99,200`."""
+    return f"{number:.3g}" if number < 1000 else f"{float(f'{number:.3g}'):,.0f}"
 
 
 def troubles(leaderboard: Leaderboard) -> list[str]:
@@ -374,11 +421,15 @@ def troubles(leaderboard: Leaderboard) -> list[str]:
 
 
 def cell_text(cell: Cell | None, with_interval: bool = True) -> str:
-    """`97.20 [96.1, 98.0]`, over seeds `97.20 [96.1, 98.0] +- 0.14 (n=3)`, `0.731 s [0.702, 0.760]`, or nothing."""
+    """`97.20 [96.1, 98.0]`, over seeds `97.20 [96.1, 98.0] +- 0.14 (n=3)`, `0.731 s [0.702, 0.760]`, or nothing.
+
+    ` ?` follows a number that the task doubts; a caveat of its group explains it.
+    """
     if cell is None:
         return ""
     spread = f" +- {cell.std:.{decimals(cell.mean, cell.unit)}f} (n={cell.seeds})" if cell.seeds > 1 else ""
-    return number_with_interval(cell.mean, cell.unit, cell.interval if with_interval else None) + spread
+    number = number_with_interval(cell.mean, cell.unit, cell.interval if with_interval else None)
+    return number + spread + " ?" * cell.is_doubtful
 
 
 def to_terminal(leaderboard: Leaderboard, width: int, groups: Collection[str] | None = None) -> str:
@@ -408,16 +459,13 @@ def to_terminal(leaderboard: Leaderboard, width: int, groups: Collection[str] | 
 
 
 def _text_rows(leaderboard: Leaderboard, group: str, intervals: int) -> list[list[str]]:
-    """Names and numbers of a group's checkpoints. intervals: number of leading metrics shown with intervals.
-
-    ` ?` follows a doubtful number; a caveat below the table explains it.
-    """
+    """Names and numbers of a group's checkpoints. intervals: number of leading metrics shown with intervals."""
     rows = []
     for checkpoint in leaderboard.checkpoints_in(group):
         row = [leaderboard.names[checkpoint]]
         for position, metric in enumerate(leaderboard.groups[group]):
             cell = leaderboard.rows[checkpoint].get((group, metric))
-            row.append(cell_text(cell, position < intervals) + " ?" * bool(cell and cell.is_doubtful))
+            row.append(cell_text(cell, position < intervals))
         rows.append(row)
     return rows
 
@@ -461,8 +509,8 @@ def group_rows(
 
 
 HEADER = r"""% Rebuilt by bench leaderboard --format latex. Needs \usepackage{booktabs}.
-% Numbers are means over seeds with their standard deviation (population). Bold: the best of a column and all that a
-% paired test on the same images cannot tell from it (5 %, Holm over the column).
+% Numbers are means over seeds with their standard deviation (population). Bold: the best network of a column and all
+% that a paired test on the same images cannot tell from it (5 %, Holm over the column). ?: see the caption.
 """
 # LaTeX's special characters; characters that its old encoding OT1 sets as others; and [ ] *, which LaTeX would read as
 # an argument of the \\ before them at the start of a row.
@@ -526,14 +574,14 @@ def _escaped(character: str) -> str:
 def _latex_cell(cell: Cell, bold: bool) -> str:
     text = re.sub("^-", "$-$", in_latex(number_text(cell.mean, cell.unit)))
     spread = rf" $\pm$ {cell.std:.{decimals(cell.mean, cell.unit)}f}" if cell.seeds > 1 else ""
-    return (rf"\textbf{{{text}}}" if bold else text) + spread
+    return (rf"\textbf{{{text}}}" if bold else text) + spread + " ?" * cell.is_doubtful
 
 
 INTRODUCTION = """# Leaderboard
 
 Rebuilt by `bench leaderboard`; every number is in leaderboard.csv. In brackets: 95 % interval over validation images.
-Bold: the best of a column and all that a paired test on the same images cannot tell from it (5 %, Holm over the
-column; `bench compare` has the numbers). Without per-image results the best alone is bold. Floor: raw pixels.
+Bold: the best trained network of a column and all that a paired test on the same images cannot tell from it (5 %, Holm
+over the column; `bench compare` has the numbers); they share a rank. Floor: raw pixels. ?: see the note of the table.
 """
 
 
@@ -543,12 +591,17 @@ def to_markdown(leaderboard: Leaderboard) -> str:
         *INTRODUCTION.split("\n"),
         *markdown_table([map(in_markdown, row) for row in fact_rows(leaderboard)], "---"),
     ]
-    if costs := cost_rows(leaderboard):
+    if (costs := cost_rows(leaderboard))[1:]:
         lines += ["", "## Cost of pretraining", "", *markdown_table([map(in_markdown, row) for row in costs], "---:")]
     for group in leaderboard.groups:
         lines += ["", f"## {in_markdown(group)}", ""]
         lines += [f"> {in_markdown(caveat)}\n" for caveat in leaderboard.caveats[group]]
-        lines += markdown_table(group_rows(leaderboard, group, in_markdown, _markdown_cell), "---:")
+        ranks = leaderboard.ranks((group, leaderboard.groups[group][0]))
+        rows = group_rows(leaderboard, group, in_markdown, _markdown_cell)
+        if ranks:
+            column = ["rank", *(ranks.get(used.key, "") for used in leaderboard.checkpoints_in(group))]
+            rows = [[name, rank, *row] for (name, *row), rank in zip(rows, column, strict=True)]
+        lines += markdown_table(rows, "---:")
     if notes := troubles(leaderboard):
         lines += ["", "## Failed or unreadable", ""] + [f"- {in_markdown(note)}" for note in notes]
     return "\n".join(lines) + "\n"

@@ -39,16 +39,16 @@
     });
   }
 
-  // Metrics besides the main one are hidden until the button shows them.
-  for (const button of document.querySelectorAll(".metrics")) {
+  // Metrics besides the main one, and rows of initial weights, are hidden until a button shows them.
+  for (const button of document.querySelectorAll(".fold")) {
     const section = button.closest("section");
-    const setBrief = (brief) => {
-      section.classList.toggle("brief", brief);
-      button.setAttribute("aria-expanded", String(!brief));
+    const setFolded = (folded) => {
+      section.classList.toggle(button.dataset.fold, folded);
+      button.setAttribute("aria-expanded", String(!folded));
     };
     button.hidden = false;
-    setBrief(true);
-    button.addEventListener("click", () => setBrief(button.getAttribute("aria-expanded") === "true"));
+    setFolded(true);
+    button.addEventListener("click", () => setFolded(button.getAttribute("aria-expanded") === "true"));
   }
 
   // A note with interval and number of images for the number under the pointer or with the focus.

@@ -7,22 +7,23 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from bench.reports.contents import ReportContents, ReportTable, common_notes, evidence, headline, read_contents, verdict
+from bench.reports.contents import (
+    ReportContents,
+    ReportTable,
+    common_notes,
+    contents,
+    costs_of,
+    evidence,
+    headline,
+    provenance,
+    verdict,
+)
 from bench.reports.details import details_by_table
 from bench.reports.drawing import svg_of
-from bench.reports.figures import (
-    NOTES,
-    TrainingLog,
-    board_styles,
-    robustness_figures,
-    scatter_figures,
-    sweep_figures,
-    training_figure,
-    training_logs,
-)
-from bench.reports.leaderboard import Leaderboard, read_leaderboard
-from bench.results.record import end_text, time_unit
-from bench.statistics.significance import LETTERS
+from bench.reports.figures import TrainingLog, curve_figures, training_logs, updates_in
+from bench.reports.leaderboard import Leaderboard, cell_text, quantity, read_leaderboard
+from bench.results.record import CheckpointUsed, end_text
+from bench.statistics.significance import paired_tests
 from engine.printing import html_template, printable
 
 HERE = Path(__file__).parent
@@ -35,26 +36,24 @@ def report_page(out: Path, published: bool = False, pictures: bool = True, intro
     machine. introduction: a paragraph below the title.
     """
     leaderboard = read_leaderboard(out, published)
-    report = read_contents(leaderboard, out)
-    details = details_by_table(report, leaderboard.results, out / "cache", pictures)
-    return page_of(report, figures_of(report), details, introduction=introduction)
+    logs = training_logs(leaderboard)
+    report = contents_of(leaderboard, updates_in(logs))
+    details = details_by_table(report, out / "cache", pictures)
+    return page_of(report, figures_of(report, logs), details, introduction=introduction)
 
 
-def figures_of(report: ReportContents, logs: Mapping[str, TrainingLog] | None = None) -> dict[str, str]:
-    """Heading -> SVG of each figure of a report: sweeps, accuracy against cost, robustness, pretraining curves.
-
-    logs: name -> log of its training; None: those on this machine.
-    """
-    figures = sweep_figures(report) | scatter_figures(report) | robustness_figures(report)
-    svgs = {capitalized(name): svg_of(figure, capitalized(name)) for name, figure in figures.items()}
-    if training := training_figure(training_logs(report) if logs is None else logs, board_styles(report)):
-        svgs["Pretraining"] = svg_of(training, "curves of the pretrainings")
-    return svgs
+def contents_of(leaderboard: Leaderboard, updates: Mapping[str, int] | None = None) -> ReportContents:
+    """The contents of a report on the leaderboard of a folder; earlier paired tests are read from OUT/cache."""
+    cache = paired_tests(leaderboard.folder.parent)
+    report = contents(leaderboard, cache, updates=updates)
+    cache.save({stored.identity for stored in leaderboard.results})
+    return report
 
 
-def capitalized(text: str) -> str:
-    """The text with its first letter in upper case; unlike str.capitalize, other letters keep their case."""
-    return text[:1].upper() + text[1:]
+def figures_of(report: ReportContents, logs: Mapping[str, TrainingLog]) -> dict[str, str]:
+    """Heading -> SVG of each figure of a report below its tables. logs: name -> log of its training."""
+    figures = curve_figures(report, logs)
+    return {name[:1].upper() + name[1:]: svg_of(figure, name) for name, figure in figures.items()}
 
 
 def page_of(
@@ -82,11 +81,17 @@ def page_of(
     """
     from markupsafe import Markup
 
+    def results_button(group: str, used: CheckpointUsed, text: str) -> Any:
+        """A number as a button that shows the provenance of its results."""
+        indices = report.sources.get((group, used.key))
+        button = Markup('<button type="button" data-results="{}">{}</button>')
+        return button.format(" ".join(map(str, indices)), printable(text)) if indices else text
+
     # The page's content security policy allows no style or script but its own. `svg` marks figures as safe: matplotlib
     # escapes their texts.
     script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
-    functions = (common_notes, end_text, evidence, headline, letter_ranges, set_spans, time_unit, verdict)
-    results = [{name: printable(value) for name, value in result.items()} for result in report.results]
+    functions = (cell_text, end_text, evidence, headline, quantity, results_button, set_spans, verdict)
+    results = [{name: printable(value) for name, value in provenance(result).items()} for result in report.results]
     return html_template((HERE / "page.html").read_text(encoding="utf-8"), HERE).render(
         **{function.__name__: function for function in functions},
         svg=Markup,
@@ -95,10 +100,15 @@ def page_of(
         style_hash=policy_hash(style),
         script_hash=policy_hash(script),
         report=report,
+        board=report.board,
+        facts={checkpoint["name"]: checkpoint for checkpoint in report.checkpoints},
+        costs=list(costs_of(report)),
+        initials={used for used, kind in report.board.kinds.items() if kind == "initial"},
+        drawn=[table for table in report.tables if table.has_intervals and table.networks],
+        shared_notes=common_notes(report.tables),
         results=packed(results),
         details_by_table=details or {},
         figures=figures or {},
-        notes={capitalized(name): note for name, note in NOTES.items()},
         title=title,
         texts=texts or {},
         introduction=introduction,
@@ -108,24 +118,13 @@ def page_of(
 
 
 def tables_page(leaderboard: Leaderboard) -> str:
-    """The page of a leaderboard without figures, for notebooks and as one of its formats."""
-    return page_of(read_contents(leaderboard, leaderboard.folder.parent))
+    """The page of a leaderboard without figures of curves, for notebooks and as one of its formats."""
+    return page_of(contents_of(leaderboard))
 
 
 def set_spans(tables: Sequence[ReportTable]) -> list[tuple[str, int]]:
     """Image set and number of tables of each run of tables of one set."""
     return [(name, len(list(run))) for name, run in groupby(table.result.data.name for table in tables)]
-
-
-def letter_ranges(letters: str) -> str:
-    """Letters with runs of three or more abbreviated: `abcf` -> `a-cf`."""
-    runs: list[str] = []
-    for letter in letters:
-        if runs and LETTERS.index(letter) == LETTERS.index(runs[-1][-1]) + 1:
-            runs[-1] += letter
-        else:
-            runs.append(letter)
-    return "".join(run if len(run) < 3 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def policy_hash(text: str) -> Any:

@@ -62,6 +62,16 @@ class TrainingCost:
         return cls(**numbers, devices=str(values.get("devices") or ""))
 
     @property
+    def images(self) -> float | None:
+        """Number of images seen, to the precision of the two values that it is made of; None if unknown."""
+        return self.hours * 3600 * self.images_per_second if self.hours and self.images_per_second else None
+
+    @property
+    def tflop(self) -> float | None:
+        """1e12 floating-point operations of the training; None if unknown."""
+        return self.gflop_per_image * self.images / 1000 if self.gflop_per_image and self.images else None
+
+    @property
     def text(self) -> str:
         """The known values, `60.2 h, 722 s an epoch, ... on 8 x V100`; "" if there are none."""
         by_unit = {unit: getattr(self, name) for name, unit in COST_UNITS.items() if name != "hours"}

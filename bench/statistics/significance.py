@@ -8,10 +8,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import chain, combinations
+from itertools import chain
 from math import isfinite
 from pathlib import Path
-from string import ascii_letters
 
 import msgspec
 
@@ -22,8 +21,6 @@ from bench.statistics.paired import PairedTest, holm
 from engine.files import read_json
 
 VERSION = 3  # raise it when the same values would be tested differently
-LETTERS = ascii_letters + "".join(filter(str.isalpha, map(chr, range(0x3B1, 0x530))))  # continued in Greek, Cyrillic
-MAX_LETTERED = 60  # with up to this many checkpoints, all pairs of a column are tested: 1770 tests of 0.5 to 12 ms
 
 
 class PairedTestCache:
@@ -119,53 +116,6 @@ def _by_group(results: Iterable[StoredResult]) -> dict[str, dict[Key, list[Store
     for stored in results:
         by_group[stored.result.group][stored.result.checkpoint.key].append(stored)
     return by_group
-
-
-def tie_letters(
-    columns: Mapping[Column, Mapping[Key, float]],
-    ties: Mapping[Column, frozenset[Key]],
-    results: Iterable[StoredResult],
-    cache: PairedTestCache,
-) -> dict[Column, dict[Key, str]]:
-    """Column -> checkpoint -> its letters: two checkpoints share a letter if no paired test distinguishes them.
-
-    A compact letter display (Piepho 2004, doi:10.1198/1061860043515): each letter stands for a maximal set of two or
-    more checkpoints none of which differs from another. Comparisons with the leader are those of `ties_with_best`; all
-    others are Holm-corrected together. Columns of more than MAX_LETTERED checkpoints get no letters.
-
-    columns: column -> checkpoint -> its number, the best first. ties: from `ties_with_best`.
-    """
-    by_group = _by_group(results)
-    letters = {}
-    for column, numbers in columns.items():
-        if column in ties and len(numbers) <= MAX_LETTERED:
-            by_checkpoint = by_group[column[0]]
-            leader, *others = numbers
-            p = {}
-            for first, second in combinations(others, 2):
-                matches, _ = match_results(by_checkpoint[first], by_checkpoint[second], (first[0], second[0]))
-                with suppress(ValueError):  # if no paired test is possible, they count as different
-                    if len(matches) == 1:
-                        p[first, second] = cache.get(matches[0], column[1]).p
-            corrected = zip(p, holm(list(p.values())), strict=True)
-            tied = [(leader, key) for key in ties[column] - {leader}]
-            tied += [pair for pair, p_holm in corrected if p_holm > LEVEL]
-            letters[column] = _letters_of(list(numbers), tied)
-            for stored in chain.from_iterable(by_checkpoint.values()):
-                stored.forget_arrays()
-    return letters
-
-
-def _letters_of(keys: Sequence[Key], tied: Iterable[tuple[Key, Key]]) -> dict[Key, str]:
-    """Checkpoint -> its letters. keys: the checkpoints, the best first. tied: pairs that do not differ."""
-    from networkx import Graph, find_cliques
-
-    positions = {key: position for position, key in enumerate(keys)}
-    cliques = sorted(sorted(positions[key] for key in clique) for clique in find_cliques(Graph(tied)))
-    return {
-        key: "".join(letter for letter, clique in zip(LETTERS, cliques, strict=False) if position in clique)
-        for key, position in positions.items()
-    }
 
 
 def _p_values(

@@ -22,6 +22,15 @@ def report_of(results, ties=None):
     return contents(replace(made_leaderboard(results), ties=ties or {}))
 
 
+def shown(table) -> list[tuple[str, str, str, bool]]:
+    """Name, kind, rank and whether it is bold, of each row of a table of a report."""
+    board = table.board
+    return [
+        (board.names[used], board.kinds[used], table.ranks.get(used.key, ""), board.is_best(used, table.main))
+        for used in table.checkpoints
+    ]
+
+
 class Elements(html.parser.HTMLParser):
     """The names and the attributes of all elements of a page."""
 

@@ -124,17 +124,28 @@ def test_a_result_saved_while_the_leaderboard_is_written_is_included(tmp_path, m
     assert "beta" in (tmp_path / "leaderboard.csv").read_text()
 
 
-def test_the_best_of_a_column_is_bold_unless_it_is_the_only_number():
-    text = to_markdown(leaderboard_of([result(A, 90.0), result(B, 80.0)]))
-    assert "| alpha | **90.00** | **10.0** |" in text  # the lower loss is the better one
-    assert "| beta | 80.00 | 20.0 |" in text
-    assert "**" not in to_markdown(leaderboard_of([result(A)]))
+def test_the_best_network_and_those_tied_with_it_are_bold_and_share_a_rank():
+    """But not raw pixels, nor a number that the task doubts, nor anything in a column without paired tests."""
+    raw_pixels = CheckpointUsed(name="raw", digest="f" * 64, method="pixels")
+    others = [result(B, 80.0), result(raw_pixels, 95.0)]
+    for facts, alpha, beta in (
+        ({}, "| alpha | 1-2 | **90.00** | 10.0 |", "| beta | 1-2 | **80.00** | 20.0 |"),
+        (WARNING, "| alpha |  | 90.00 ? | 10.0 |", "| beta | 1 | **80.00** | 20.0 |"),
+    ):
+        board = leaderboard_of([result(A, 90.0, facts=facts), *others])
+        tied = {("digits/knn@dino", "top1_k20"): frozenset(used.key for used in board.rows)}
+        text = to_markdown(replace(board, ties=tied))
+        assert alpha in text and beta in text and "| raw (floor) |  | 95.00 | 5.00 |" in text
+        assert "**" not in to_markdown(board)
+    lower = leaderboard_of([result(A, 90.0), result(B, 80.0)])
+    assert lower.best == {("digits/knn@dino", "top1_k20"): 90.0, ("digits/knn@dino", "loss"): 10.0}
+    assert leaderboard_of([result(A, 90.0), result(raw_pixels, 95.0)]).best == {}
 
 
 def test_limits_and_modified_protocols_have_a_caveat():
     changed = replace(KNN, modified=True, changes={"k": [5]})
     text = to_markdown(leaderboard_of([result(A, protocol=changed, limit=8)]))
-    assert "> At most 8 images of each split" in text
+    assert "> 8 of 1,297 train and 8 of 500 val images (--limit 8)." in text
     assert "> Modified protocol: k = [5]." in text
 
 
@@ -231,14 +242,14 @@ def test_a_number_chosen_on_the_validation_images_has_a_caveat():
 
 def test_costs_of_pretraining_have_columns_where_they_are_known():
     """As in ExtreMA table 8 and MOCA table 5k."""
-    cost = TrainingCost(hours=60.25, gflop_per_image=35.0, devices="8 x V100")
+    cost = TrainingCost(hours=60.25, images_per_second=2.0, gflop_per_image=35.0, devices="8 x V100")
     trained = replace(A, training_cost=cost)
     rows = rows_of([result(trained), result(B)])
     costs = [(row["hours"], row["gflop_per_image"], row["devices"]) for row in rows]
     assert costs == [("60.25", "35.0", "8 x V100"), ("", "", "")]
     assert "memory_gib" not in rows[0] and rows[0]["digits/knn@dino:top1_k20"] == "90.0"
     text = to_markdown(leaderboard_of([result(trained), result(B)]))
-    assert "| alpha | 60.25 |  |  | 35 |  |  | 8 x V100 |" in text and "| beta |  |" not in text
+    assert "| alpha | 15,200 | 434,000 | 35 |  |  | 8 x V100 |" in text and "| beta |  |" not in text
     assert "Cost of pretraining" not in to_markdown(leaderboard_of([result(A)]))
     assert "hours" not in rows_of([result(A)])[0]
 

@@ -51,7 +51,7 @@ def shape(board: Leaderboard) -> list[tuple[int, int]]:
 def tables_before(board: Leaderboard) -> list[tuple[int, int]]:
     """The shapes of the tables of facts and of costs, which some formats have before those of the groups."""
     costs = sum(checkpoint.training_cost != TrainingCost() for checkpoint in board.rows)
-    return [(len(board.rows), 4), *([(costs, 7)] if costs else [])]
+    return [(len(board.rows), 4), *([(costs, 6)] if costs else [])]
 
 
 def check_csv(board: Leaderboard) -> None:
@@ -82,7 +82,9 @@ def check_markdown(board: Leaderboard) -> None:
             sizes[-1][0] += 1
         elif token.type == "th_open":
             sizes[-1][1] += 1
-    expected = tables_before(board) + shape(board)
+    ranked = [bool(board.ranks((group, metrics[0]))) for group, metrics in board.groups.items()]
+    tables = [(rows, columns + rank) for (rows, columns), rank in zip(shape(board), ranked, strict=True)]
+    expected = tables_before(board) + tables
     assert [(rows - 1, columns - 1) for rows, columns in sizes] == expected
     assert cells == sum(rows * (columns + 1) for rows, columns in expected)
     assert kinds.count("list_item_open") == len(board.problems) + sum(map(len, board.failed.values()))
@@ -91,7 +93,7 @@ def check_markdown(board: Leaderboard) -> None:
 class Page(html.parser.HTMLParser):
     """Rows and columns of each table in the body of a page; all elements must be closed."""
 
-    VOID = ("meta", "input", "br", "wbr", "path")
+    VOID = ("meta", "input", "br", "path", "circle")
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -119,13 +121,13 @@ class Page(html.parser.HTMLParser):
 
 
 def check_html(board: Leaderboard) -> None:
-    """Each group is a table below the overview, with a rank and an axis where there are several numbers."""
+    """Each group is a table below the overview, with ranks where there are paired tests."""
     page = Page(harmless(content_of(board, "html").decode()))
     assert not page.names & {"img", "iframe", "object", "link", "src", "style="}
     assert not any(name.startswith("on") for name in page.names)
     groups = page.tables[1 : 1 + len(board.groups)]
     for table, (rows, columns) in zip(groups, shape(board), strict=True):
-        assert len(table) == rows + 1 and len({*table}) == 1 and 1 + columns <= table[0] <= 3 + columns
+        assert len(table) == rows + 1 and len({*table}) == 1 and 1 + columns <= table[0] <= 2 + columns
 
 
 COMMANDS = {

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_results import EVIL, made_checkpoint, made_leaderboard, save_result
-from shown_results import Elements, report_of, result
+from shown_results import Elements, report_of, result, shown
 from small_exports import make_export
 
 from bench.reports.contents import (
@@ -22,15 +22,14 @@ from bench.reports.contents import (
     headline,
     merged_notes,
     provenance,
-    read_contents,
     verdict,
 )
 from bench.reports.details import image_details
-from bench.reports.leaderboard import read_leaderboard
-from bench.reports.page import figures_of, packed, page_of, report_page
+from bench.reports.leaderboard import cell_text, read_leaderboard, with_ties
+from bench.reports.page import contents_of, packed, page_of, report_page
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, TrainingCost
 from bench.results.store import comparable_results
-from bench.statistics.significance import paired_tests, ties_with_best
+from bench.statistics.significance import paired_tests
 from checkpoints.export import ViTExport, spec_in
 from checkpoints.flops import forward_flops
 from imagesets.sets import open_set
@@ -39,41 +38,36 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 
 def page(results, ties=None) -> str:
-    report = report_of(results, ties)
-    return page_of(report, figures_of(report), {})
+    return page_of(report_of(results, ties))
 
 
 def level_of(*checkpoints: CheckpointUsed) -> dict:
     return {("digits/knn@dino", "top1"): frozenset((checkpoint.name, checkpoint.digest) for checkpoint in checkpoints)}
 
 
-def test_tied_checkpoints_share_a_rank():
+def test_tied_checkpoints_share_a_rank_and_are_bold():
     a, b, c = (made_checkpoint(name, number) for number, name in enumerate("abc", 1))
     raw_pixels = made_checkpoint("raw", 4, method="pixels")
     results = [result(c, 60.0), result(a, 80.0), result(b, 79.5), result(raw_pixels, 70.0)]
     (table,) = report_of(results, level_of(a, b)).tables
-    assert [(row.name, row.rank, row.kind) for row in table.rows] == [
-        ("a", "1-2", "measured"),
-        ("b", "1-2", "measured"),
-        ("raw (floor)", "", "floor"),
-        ("c", "3", "measured"),
+    assert shown(table) == [
+        ("a", "measured", "1-2", True),
+        ("b", "measured", "1-2", True),
+        ("raw (floor)", "floor", "", False),
+        ("c", "measured", "3", False),
     ]
-    assert [row.numbers[0].is_best for row in table.rows] == [True, True, False, False]
-    assert [row.numbers[0].is_tied for row in table.rows] == [True, True, False, False]
-    assert verdict(table) == (
-        "a and b lead on 500 validation images; a paired test on the same images does not tell them apart (5 %, Holm)."
-    )
+    assert table.leaders == ["a", "b"] and verdict(table).startswith("a and b lead on 500 images; a paired test")
     (table,) = report_of(results, level_of(a)).tables
-    assert [row.rank for row in table.rows] == ["1", "2", "", "3"] and verdict(table).startswith("a leads on 500")
+    assert [row[2] for row in shown(table)] == ["1", "2", "", "3"] and verdict(table).startswith("a leads on 500")
     (table,) = report_of(results[:1]).tables
-    assert verdict(table) == "c is the only trained network measured on 500 validation images."
+    assert verdict(table) == "c is the only trained network measured on 500 images."
 
 
-def test_a_single_checkpoint_has_no_rank_shade_or_legend():
-    results = [result(made_checkpoint(name, number), 80.0) for number, name in enumerate("ab")]
-    single, pair = page(results[:1]), page(results)
-    for mark in (">rank<", "The stronger the colour", 'class="number p10'):
-        assert mark in pair and mark not in single
+def test_a_network_alone_has_neither_rank_nor_shade():
+    a, b = (made_checkpoint(name, number) for number, name in enumerate("ab"))
+    for results, count in (([result(a, 80.0)], 0), ([result(a, 80.0), result(b, 80.0)], 2)):
+        (table,) = report_of(results, level_of(a, b) if count else {}).tables
+        assert len(table.shades) == len(table.ranks) == count
 
 
 def test_shades_follow_the_distance_in_units_of_intervals():
@@ -83,7 +77,7 @@ def test_shades_follow_the_distance_in_units_of_intervals():
         values = (80.0, 80.0 - distance)
         results = [result(made_checkpoint(f"n{number}", number), value) for number, value in enumerate(values)]
         (table,) = report_of(results).tables
-        shades.append([row.numbers[0].shade for row in table.rows])
+        shades.append(list(table.shades.values()))
     assert shades == [[10, 9], [10, 0]]
 
 
@@ -92,8 +86,9 @@ def test_a_note_shared_by_tables_is_shown_once_above_them():
     checkpoint = made_checkpoint("a", 1)
     report = report_of([result(checkpoint, 80.0, limit=100), result(checkpoint, 80.0, limit=100, protocol=changed)])
     (note,) = common_notes(report.tables)
-    assert note.startswith("All 2 tables: At most 100 images")
-    assert all(note.endswith(table.caveats[0]) for table in report.tables)
+    assert note == "100 of 1,297 train and 100 of 500 val images (--limit 100)."
+    assert all(note in table.caveats for table in report.tables)
+    assert page_of(report).count(note) == 1 and "100 of 500 images" in page_of(report)
 
 
 def test_the_lowest_number_leads_where_lower_is_better():
@@ -104,7 +99,7 @@ def test_the_lowest_number_leads_where_lower_is_better():
         result(quick, 1.0, metrics=metrics),
     ]
     (table,) = report_of(results).tables
-    assert [(row.name, row.rank) for row in table.rows] == [("quick", "1"), ("slow", "2")]
+    assert [row[0] for row in shown(table)] == ["quick", "slow"]
     assert "there is no paired test" in verdict(table)
 
 
@@ -116,50 +111,65 @@ def test_the_headline_claims_only_what_paired_tests_support():
     ties = level_of(a) | {("cifar10/knn@dino", "top1"): tied}
     text = headline(report_of(results, ties))
     assert "a in 1 of 2 protocols" in text and "tied with the best most often: a, in 2" in text
+    assert text.endswith("one training each; seeds can change the order.")
     text = headline(report_of(results, dict.fromkeys(ties, tied)))
     assert text.startswith("No network is significantly better") and "most often: a and b, in 2" in text
     report = report_of(results[:1])
     assert "nothing to rank" in headline(report) and evidence(report) == []
 
 
-def test_one_network_beside_pixels_has_a_sentence_and_checks_come_last(tmp_path):
-    """The network is right on 60 of 100 images, raw pixels on 20 of these."""
-    network, raw_pixels = made_checkpoint("a", 1), made_checkpoint("raw", 2, method="pixels")
-    data = DataUsed(name="digits", url="digits:", images={"train": 10, "val": 100}, fingerprints={"val": "aa"})
-    for used, right in ((network, 60), (raw_pixels, 20)):
-        for limit in (50, None):
-            metrics = {"top1": MetricRecord(value=float(right), array="top1")}
-            made = replace(
-                result(used, 1.0, metrics=metrics, data=data), limit=limit, seconds=2.0, images_per_second=7.0
-            )
-            save_result(tmp_path, made, {"top1": np.arange(100) < right})
-    report = read_contents(read_leaderboard(tmp_path), tmp_path)
-    full, check = report.tables
-    assert full.result.limit is None and check.result.limit == 50
-    assert full.over_pixels == "40.0 points [29.4, 49.0]" and full.over_pixels in verdict(full)
-    text = headline(report)
-    assert text.startswith("a beats raw pixels by 40.0 points [") and "in digits/knn@dino" in text
-    assert report.checkpoints[0]["cost"] == {"evaluation_seconds": 4.0, "evaluation_images_per_second": 7.0}
-    heads = page_of(report, {}, {})
-    assert 'colspan="2">digits</th>' in heads and ">images/s<" in heads and ">evaluation, s<" in heads
+def correct_on(tmp_path: Path, used: CheckpointUsed, right: int, images: int = 100, **fields) -> None:
+    """Save a result that is right on the first images."""
+    data = DataUsed(name="digits", url="digits:", images={"train": 10, "val": images}, fingerprints={"val": "aa"})
+    metrics = {"top1": MetricRecord(value=100 * right / images, array="top1", interval=(0.0, 100.0))}
+    save_result(tmp_path, result(used, 1.0, metrics=metrics, data=data, **fields), {"top1": np.arange(images) < right})
+
+
+def test_gains_over_initial_weights_and_raw_pixels(tmp_path):
+    """By paired tests: of `late` the gain over its start is significant, but not that over pixels."""
+    run = {"source": "/runs/late/export"}, {"source": "/runs/late/start"}
+    correct_on(tmp_path, made_checkpoint("late", 1, **run[0]), 60)
+    correct_on(tmp_path, made_checkpoint("late-start", 2, **run[1]), 20)
+    correct_on(tmp_path, made_checkpoint("raw", 3, method="pixels"), 62)
+    report = contents_of(read_leaderboard(tmp_path))
+    (table,) = report.tables
+    (gain,) = table.gains.values()
+    assert (gain.text, gain.marks, gain.beats_pixels) == ("+40.0", "s", False)
+    html = page_of(report)
+    assert "<small>+40.0 s</small>" in html and 'class="start"' in html and "Rows of initial weights (1)" in html
+    correct_on(tmp_path, made_checkpoint("raw", 3, method="pixels"), 30)
+    report = contents_of(read_leaderboard(tmp_path))
+    assert headline(report).startswith("late beats raw pixels by 30.0 points [") and "p" in html
+    assert verdict(report.tables[0]).startswith("late beats raw pixels by 30.0 points [")
+
+
+def test_further_trainings_of_a_network_are_its_seeds(tmp_path):
+    """Mean, deviation and number of trainings stand in the cell, and provenance names each."""
+    for number, (name, right) in enumerate((("a", 60), ("a-seed1", 70), ("b", 50))):
+        correct_on(tmp_path, made_checkpoint(name, number, method="mae"), right)
+    report = contents_of(read_leaderboard(tmp_path))
+    (table,) = report.tables
+    assert [cell_text(cell, False) for cell in table.cells.values()] == ["65.00 +- 5.00 (n=2)", "50.00"]
+    assert headline(report).endswith("; 1 network with one training; seeds can change the order.")
+    a = table.networks[0]
+    names = [report.results[index].checkpoint.name for index in report.sources[table.group, a.key]]
+    assert names == ["a", "a-seed1"] and "65.00 +- 5.00 (n=2)" in page_of(report)
 
 
 def test_networks_tied_with_the_best_share_a_mean_rank():
     a, b, c = (made_checkpoint(name, number) for number, name in enumerate("abc", 1))
     report = report_of([result(a, 80.0), result(b, 79.5), result(c, 60.0)], level_of(a, b))
-    assert [(row.name, row.rank.split()[0]) for row in report.overview] == [("a", "1.50"), ("b", "1.50"), ("c", "3.00")]
+    assert report.mean_ranks == {a.key: 1.5, b.key: 1.5, c.key: 3.0} and report.overview == (a, b, c)
 
 
 def test_a_metric_without_a_paired_test_has_no_winner(tmp_path):
     metrics = [{"rankme": MetricRecord(value=value, unit="")} for value in (9.0, 3.0)]
     results = [result(made_checkpoint(name, number), 1.0, metrics=metrics[number]) for number, name in enumerate("ab")]
     leaderboard = made_leaderboard(results)
-    ties = ties_with_best(leaderboard.columns, leaderboard.best, leaderboard.results, paired_tests(tmp_path))
-    assert leaderboard.best and ties == {}
+    leaderboard = with_ties(leaderboard, leaderboard.results, paired_tests(tmp_path))
+    assert leaderboard.best and leaderboard.ties == {}
     report = report_of(results)
-    assert not any(row.numbers[0].is_best for row in report.tables[0].rows) and not any(
-        row.rank for row in report.overview
-    )
+    assert report.mean_ranks == {} and report.tables[0].shades == {} and not report.tables[0].has_intervals
     assert "there is no paired test" in verdict(report.tables[0]) and "nothing to rank" in headline(report)
 
 
@@ -169,17 +179,11 @@ def test_raw_pixels_and_initial_weights_never_win():
     raw_pixels = made_checkpoint("raw", 4, method="pixels")
     results = [result(a, 60.0), result(b, 50.0), result(start, 70.0), result(raw_pixels, 80.0)]
     report = report_of(results, level_of(raw_pixels, start))
-    assert [row.kind for row in report.tables[0].rows] == ["floor", "initial", "measured", "measured"]
-    assert not any(row.numbers[0].is_best for row in report.tables[0].rows if row.kind != "measured")
-    assert [row.name for row in report.overview] == ["a", "b", "raw (floor)", "a-start"]
+    assert [row[1] for row in shown(report.tables[0])] == ["floor", "initial", "measured", "measured"]
+    assert not any(row[3] for row in shown(report.tables[0]) if row[1] != "measured")
+    assert report.overview == (a, b, raw_pixels, start)
     text = headline(report) + verdict(report.tables[0])
     assert "raw (floor)" not in text and "a-start" not in text
-    assert "better than raw pixels in 1 of 1 protocol " in text
-    lowshot_results = [result(checkpoint, 60.0, task="lowshot") for checkpoint in (a, b)]
-    report = report_of([*results, *lowshot_results], level_of(raw_pixels))
-    assert "better than raw pixels in 1 of 1 protocol " in headline(report)
-    report = report_of(results, level_of(a))
-    assert "better than raw pixels" not in headline(report)
     report = report_of([result(raw_pixels, 80.0), result(start, 70.0)], level_of(raw_pixels))
     assert "nothing to rank" in headline(report) and verdict(report.tables[0]).startswith("No trained network")
 
@@ -201,17 +205,18 @@ def test_equal_notes_of_several_checkpoints_are_merged():
     assert merged_notes(("a: x", "b: x"), ["a", "b"]) == ("all checkpoints: x",)
 
 
-def test_intervals_are_drawn_at_their_places_on_the_axis():
-    results = [result(made_checkpoint("a", 1), 80.0), result(made_checkpoint("b", 2), 99.9)]
-    (table,) = report_of(results).tables
-    assert table.axis == pytest.approx((78 - 0.05 * 23.9, 100))
+def test_all_networks_are_drawn_at_their_places_with_their_names():
+    results = [result(made_checkpoint(f"n{number}", number), 40.0 + number / 2) for number in range(60)]
     html = page(results)
-    assert re.findall(r'class="ends"><span>(.*?)</span>.*?<span>([\d.]+)</span></span>', html) == [("76.8", "100.0")]
-    bars = re.findall(r'd="M([\d.]+) 5H([\d.]+)"/><path d="M([\d.]+) 0V10"', html)
-    for (low, high, value), row in zip(bars, table.rows, strict=True):
-        ends = (*row.numbers[0].interval, row.numbers[0].value)
-        places = [192 * (end - table.axis[0]) / (table.axis[1] - table.axis[0]) for end in ends]
-        assert [float(low), float(high), float(value)] == pytest.approx(places, abs=0.06)
+    (drawing,) = re.findall(r'<svg class="dots" viewBox.*?</svg>', html, re.DOTALL)
+    bars = re.findall(r'<path d="M([\d.]+) [\d.]+H([\d.]+)"/><circle cx="([\d.]+)"', drawing)
+    low, high, _ = report_of(results).tables[0].axis
+    assert low < 38.0 and high > 71.5 and len(bars) == 60
+    for number, places in enumerate(bars):  # the best first
+        value = 40.0 + (59 - number) / 2
+        expected = [124 + 228 * (end - low) / (high - low) for end in (value - 2, value + 2, value)]
+        assert [float(place) for place in places] == pytest.approx(expected, abs=0.06)
+        assert f">n{number}</text>" in drawing
 
 
 def evil_results() -> list[Result]:
@@ -256,9 +261,8 @@ def test_the_same_results_give_the_same_bytes(count):
 def test_missing_metrics_leave_empty_cells():
     complete, partial = result(made_checkpoint("a", 1), 80.0), result(made_checkpoint("b", 2), 70.0)
     partial = replace(partial, metrics={"top1": partial.metrics["top1"]})
-    (table,) = report_of([complete, partial]).tables
-    assert [row.numbers[1].text for row in table.rows] == ["20.0 s", ""]
-    assert table.rows[1].numbers[1].value is None
+    rows = re.findall(r'<tr class="measured".*?</tr>', page([complete, partial]), re.DOTALL)
+    assert "20.0 s" in rows[-2] and rows[-1].endswith('<td class="number more"></td></tr>')
 
 
 def test_provenance_names_source_protocol_and_images():
@@ -274,7 +278,7 @@ def test_flops_are_counted_from_the_export_of_the_same_digest(tmp_path):
     assert spec_in(folder, "0" * 64) is None and spec_in(tmp_path, small_export.digest) is None
     checkpoints = [made_checkpoint(name, number, source=str(folder)) for number, name in enumerate("ab")]
     report = report_of([result(replace(checkpoints[0], digest=small_export.digest), 1.0), result(checkpoints[1], 2.0)])
-    costs = [row["cost"].get("forward_gflop") for row in report.checkpoints]
+    costs = [row["cost"].get("GFLOP an image") for row in report.checkpoints]
     assert sorted(costs, key=bool) == [None, forward_flops(small_export.spec) / 1e9]
 
 
@@ -354,7 +358,7 @@ STEPS = """
   press("top1"); found.falling = names();
   press("top1"); found.rising = names();
   press("checkpoint"); found.named = names();
-  const main = overview.querySelectorAll("thead button")[3];
+  const main = [...overview.querySelectorAll("thead button")].find((button) => button.textContent.includes("top1"));
   main.click(); main.click(); found.overview = [...overview.tBodies[0].rows].map((row) => row.dataset.name);
   overview.querySelector("[data-note] button").focus();
   found.note = document.getElementById("note").hidden ? "" : document.getElementById("note").textContent;

@@ -4,9 +4,6 @@ import csv
 import json
 import re
 import shutil
-from dataclasses import replace
-from itertools import combinations, pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,85 +12,43 @@ from shown_results import Elements
 
 from bench.record import check_record, write_record
 from bench.reports.card import Publication
-from bench.reports.contents import contents, networks_of
+from bench.reports.contents import verdict
 from bench.reports.leaderboard import read_leaderboard, write_leaderboard
-from bench.reports.page import letter_ranges
-from bench.reports.ranks import mean_ranks
+from bench.reports.page import contents_of
 from bench.site import site_page, write_site
 from bench.statistics.compare import compare
 from bench.statistics.intervals import LEVEL
 from bench.statistics.paired import holm
-from bench.statistics.significance import _letters_of, paired_tests
-
-
-def overview_of(out: Path):
-    leaderboard = read_leaderboard(out)
-    return contents(leaderboard, networks_of(leaderboard, paired_tests(out)))
 
 
 def test_the_overview_shows_the_numbers_of_the_leaderboard(compared):
     write_leaderboard(compared)
     (header, *lines) = csv.reader((compared / "leaderboard.csv").read_text().splitlines())
-    report = overview_of(compared)
-    rows = {row.name.removesuffix(" (floor)"): row for row in report.overview}
+    report = contents_of(read_leaderboard(compared))
     for line in lines:
         cells = dict(zip(header, line, strict=True))
+        (used,) = [used for used in report.overview if used.name == cells["name"]]
         expected = [float(cells[f"{table.group}:{table.metrics[0]}"]) for table in report.tables]
-        assert [number.value for number in rows[cells["name"]].numbers] == expected
-    assert len(lines) == len(rows) == 5 and report.overview[-1].kind == "floor"
+        assert [table.cells[used].mean for table in report.tables] == expected
+    assert len(lines) == len(report.overview) == 5 and report.board.kinds[report.overview[-1]] == "floor"
 
 
 def test_ties_equal_those_of_bench_compare(compared):
     """Among networks alone, although raw pixels lead; Holm over the comparisons with the leader."""
-    report = overview_of(compared)
+    report = contents_of(read_leaderboard(compared))
     for table in report.tables:
-        networks = [row for row in table.rows if row.kind == "measured"]
-        leader, other_names = networks[0].name, [row.name for row in networks[1:]]
+        leader, *others = [used.name for used in table.networks]
         protocol = table.result.protocol.name
-        p_values = [compare(compared, [leader, name], protocol=protocol).found[0].paired.p for name in other_names]
-        corrected = dict(zip(other_names, holm(p_values), strict=True))
-        tied = {leader} | {name for name in other_names if corrected[name] > LEVEL}
-        assert {row.name for row in table.rows if row.numbers[0].is_best} == tied
-        assert {"n0", "n1"} <= tied and not {"n2", "n3"} & tied and table.beats_pixels is False
-
-
-def test_networks_share_a_letter_if_bench_compare_cannot_tell_them_apart(compared):
-    """Holm over the comparisons with the leader, and over all others."""
-    for table in overview_of(compared).tables:
-        networks = [row for row in table.rows if row.kind == "measured"]
-        p_values = {
-            pair: compare(compared, [row.name for row in pair], protocol=table.result.protocol.name).found[0].paired.p
-            for pair in combinations(networks, 2)
-        }
-        leaders = [pair for pair in p_values if pair[0] is networks[0]]
-        for family in (leaders, [pair for pair in p_values if pair not in leaders]):
-            for pair, corrected in zip(family, holm([p_values[pair] for pair in family]), strict=True):
-                first, second = ({*row.numbers[0].letters} for row in pair)
-                assert bool(first & second) == (corrected > LEVEL)
-
-
-def test_letters_stand_for_the_largest_groups_of_tied_networks():
-    keys = [(name, "") for name in "pqrst"]
-    p, q, r, s, t = keys
-    assert _letters_of(keys, [(p, q), (q, r), (r, s), (q, s)]) == {p: "a", q: "ab", r: "b", s: "b", t: ""}
-    assert _letters_of(keys, []) == dict.fromkeys(keys, "")
-    assert [letter_ranges(letters) for letters in ("", "ab", "abc", "abdefz")] == ["", "ab", "a-c", "abd-fz"]
-    chain = [(str(number), str(number)) for number in range(120)]  # each tied with the next: more groups than letters
-    letters = _letters_of(chain, list(pairwise(chain)))
-    assert all(len(letters[key]) == 2 for key in chain[1:-1]) and len({*"".join(letters.values())}) == 119
-
-
-def test_mean_ranks_have_intervals_over_shared_resamples(compared):
-    networks = networks_of(read_leaderboard(compared), paired_tests(compared))
-    ranked = mean_ranks(networks)
-    (first, second, third, last) = sorted(ranked.means, key=lambda key: key[0])
-    assert ranked.means[last] == 4.0 and ranked.means[third] == 3.0 and ranked.columns == 2
-    assert ranked.text(last) == "4.00 [4.00, 4.00]" and ranked.drawn.sum(1) == pytest.approx(1 + 2 + 3 + 4)
-    assert "no overall winner" in ranked.sentence({key: key[0] for key in ranked.means})
-    rows = {checkpoint: cells for checkpoint, cells in networks.rows.items() if checkpoint.key != second}
-    of_three = mean_ranks(replace(networks, rows=rows))
-    assert of_three.sentence({first: "n0", third: "n2", last: "n3"}).startswith("n0 has the lowest mean rank")
-    assert list(of_three.means.values()) == [1, 2, 3]
+        p_values = [compare(compared, [leader, name], protocol=protocol).found[0].paired.p for name in others]
+        tied = {leader} | {name for name, p in zip(others, holm(p_values), strict=True) if p > LEVEL}
+        assert {*table.leaders} == tied and {"n0", "n1"} <= tied and not {"n2", "n3"} & tied
+        pixels = [compare(compared, [used.name, "n4"], protocol=protocol).found[0].paired for used in table.networks]
+        for used, test, p in zip(table.networks, pixels, holm([test.p for test in pixels]), strict=True):
+            gain = table.gains[used.key]
+            assert gain.pixels == (test, p) and gain.marks == "-p" * (p <= LEVEL) and not gain.beats_pixels
+        assert "None is shown to be better than raw pixels." in verdict(table)
+    names = {key[0]: mean for key, mean in report.mean_ranks.items()}
+    assert names == {"n0": 1.5, "n1": 1.5, "n2": 3.0, "n3": 4.0}
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
-"""Details of a report: confusions, calibration, neighbours, learning curves and pictures."""
+"""Details of a report: confusions, neighbours and pictures."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,17 +8,12 @@ from made_results import made_checkpoint, save_result
 from shown_results import result
 
 from bench.reports.details import (
-    calibration_error,
     confusion,
     details_of,
-    learning_curve,
     mistakes_of,
     most_confused,
     predictions_of,
-    reliability,
 )
-from bench.reports.drawing import svg_of
-from bench.reports.figures import calibration_figure, lines_figure
 from bench.reports.page import report_page
 from bench.results.record import DataUsed
 from bench.results.store import comparable_results
@@ -35,13 +29,6 @@ def test_confusions_are_counted_by_label_and_prediction():
     pairs = most_confused(matrix, ("a", "b", "c"))
     assert [tuple(confused.values()) for confused in pairs] == [("a", "b", 2, 3), ("c", "a", 1, 1)]
     assert most_confused(np.diag([3, 2, 1]), ("a", "b", "c")) == []
-
-
-def test_calibration_error_is_the_mean_distance_of_confidence_and_accuracy():
-    predicted, labels = np.array([1, 1, 1, 0, 1, 0, 0, 0, 1, -1]), np.ones(10, int)
-    bins = reliability(labels, predicted, np.array([0.95] * 4 + [0.25] * 4 + [1.0, 0.5]))
-    assert bins.tolist() == [[0.25, 0.25, 4], [pytest.approx(0.96), 0.8, 5]]
-    assert calibration_error(bins) == pytest.approx(100 * 0.16 * 5 / 9)
 
 
 @pytest.fixture
@@ -74,7 +61,6 @@ def test_mistakes_are_those_of_the_best_network(board):
     mistakes = mistakes_of(by_name, predictions, images)
     assert mistakes["name"] == "c1" and mistakes["matrix"][9][4] == 50 and mistakes["matrix"][3][3] == 50
     assert [tuple(confused.values())[:3] for confused in mistakes["confused"]] == [("9", "4", 50)]
-    assert mistakes["errors"] == {"c1": pytest.approx(0, abs=0.1), "c2": pytest.approx(5, abs=0.1)}
     assert predictions_of(measured[0], images.limited(100)) is None, "other images than those measured"
 
 
@@ -84,7 +70,6 @@ def test_the_page_shows_neighbours_confusions_and_mistakes(board):
     assert "Confusions of c1<" in text, "of the best network, also where raw pixels lead"
     assert "9 predicted as 4: 50 of 50" in text and "9, predicted as 4" in text
     assert "predicted class (columns), of the fit 1shot of split 0." in text and "0.333 of 2 right" in text
-    assert "c1 0.0 points" in text and 'aria-label="accuracy against confidence"' in text
     assert text == report_page(board), "the same results give the same bytes"
     assert "Neighbours of some images" not in report_page(board, pictures=False)
 
@@ -96,28 +81,3 @@ def test_images_with_several_labels_have_no_confusions(board):
     by_name = {stored.result.checkpoint.name: stored for stored in measured}
     assert any(details_of(by_name, ["top1"], lambda result, split: images, board).values())
     assert not any(details_of(by_name, ["top1"], lambda result, split: multi_label, board).values())
-
-
-def test_names_never_become_markup_in_a_figure():
-    evil = {
-        "<script>alert(1)</script>": [(0.1, 0.2), (0.5, 0.6)],
-        "]]><img src=x>": [(1, 2)],
-        "\x1b[31m$x_1$": [(1, 2)],
-    }
-    for svg in (svg_of(calibration_figure(evil), '"><b>'), svg_of(lines_figure(evil, "<b>", "x"), '"><b>')):
-        assert not re.search("<script|<img|<b>|\x1b", svg) and "$x_1$" in svg
-
-
-def test_learning_curves_are_read_from_histories_of_tasks_alone():
-    facts = {
-        "heads": {"chosen_history": [50.0, 60.0]},
-        "epochs": {"history": [{"epoch": 1, "val": 30.0, "loss": 2.0}, {"epoch": 3, "val": 40.0, "loss": 1.0}]},
-        "scenes": {"evaluations": [{"20": {"top1": 5.0}, "100": {"top1": 9.0}}]},
-        **{str(odd): {"history": odd, "chosen_history": odd} for odd in (7, "text", [], [1, "x"], {"a": {}}, None)},
-    }
-    curves = {
-        name: learning_curve(result(made_checkpoint("a"), 1.0, facts=fact), "top1") for name, fact in facts.items()
-    }
-    assert curves["heads"] == [(1, 50.0), (2, 60.0)] and curves["epochs"] == [(1, 30.0), (3, 40.0)]
-    assert curves["scenes"] == [(20, 5.0), (100, 9.0)]
-    assert not any(curves[name] for name in facts if name not in ("heads", "epochs", "scenes"))

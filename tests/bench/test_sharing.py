@@ -92,7 +92,7 @@ def test_a_card_shows_the_measured_results(bench, export, tmp_path):
     for line in (
         "| digits | knn@dino | 1 | top1_k10 | 81.00 [75.0, 85.0] +- 0.82 (n=3) |",
         "| digits | linear@mae[v2] | 2 | top1 | 60.00 |",
-        "- digits/linear@mae[v2 limit=8]\\: At most 8 images of each split: a check that it runs, not a result.",
+        "- digits/linear@mae[v2 limit=8]\\: 8 of 1,297 train and 8 of 500 val images (--limit 8).",
         "| image, patch | 32 px, patches of 16 px |",
         f"| digest | {checkpoint.digest} |",
         'model = timm.create_model("hf-hub:me/alpha", pretrained=True).eval()',
