@@ -1,7 +1,6 @@
 """Pretrainings that take a second: the smoke recipe of any method on a few digits, for a few updates."""
 
 import io
-import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from written import write_tar
 
 from engine.distributed import World
 from engine.extensions import load_extension
@@ -44,14 +44,12 @@ def in_shards(
     folder.mkdir(exist_ok=True)
     order = np.random.RandomState(0).permutation(len(images)) if shuffled else np.arange(len(images))
     for shard, indices in enumerate(np.array_split(order, shards)):
-        with tarfile.open(folder / f"{split}-{shard}.tar", "w") as archive:
-            for index in indices:
-                pixels, label = io.BytesIO(), str(images.labels[index]).encode()
-                images.image(int(index)).save(pixels, "PNG")
-                for name, data in ((f"{index:04}.png", pixels.getvalue()), (f"{index:04}.cls", label)):
-                    entry = tarfile.TarInfo(name)
-                    entry.size = len(data)
-                    archive.addfile(entry, io.BytesIO(data))
+        files = []
+        for index in indices:
+            pixels, label = io.BytesIO(), str(images.labels[index]).encode()
+            images.image(int(index)).save(pixels, "PNG")
+            files += [(f"{index:04}.png", pixels.getvalue()), (f"{index:04}.cls", label)]
+        write_tar(folder / f"{split}-{shard}.tar", files)
     return f"wds:{folder}"
 
 

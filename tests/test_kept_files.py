@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from written import lines_of
 
 from bench.__main__ import main
 from checkpoints.export import ViTExport
@@ -57,5 +58,5 @@ def test_a_training_of_an_earlier_version_goes_on(kept, monkeypatch):
     monkeypatch.setattr(Trainer, "update", update_and_stop)
     words = ["mae", "--recipe", "smoke", "--images", "digits:", "--out", "run", "--workers", "0", "--resume"]
     assert main(["pretrain", *words, "--set", *OPTIONS]) == STOPPED
-    steps = [json.loads(line)["step"] for line in (kept / "run" / "log.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines_of(kept / "run")]
     assert steps == sorted(steps) and steps[-1] == 173

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from own_networks import write_networks
 from PIL import Image
 from slow_clock import slow_clock
@@ -20,12 +19,11 @@ from bench.run.suites import catalogue
 from bench.settings import changed, meanings, setting_text
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load, load_frozen
-from checkpoints.spec import Preparation, ViTSpec
-from checkpoints.vit import ViT
 from engine.extensions import load_extension, source_files
 from engine.tasks import Outcome, Task, Workspace, resamples_of, settings_of
 from engine.work import Scale
 from imagesets.sets import open_set
+from tests.probes.toy_exports import varied_export
 from tools.protocols import PAGE, RECORD, ROOT, own_tasks, protocol_versions, update_page, update_record
 
 TASKS = {key: load_extension(kind, key) for kind in ("probes", "downstream") for key in source_files(kind)}
@@ -51,13 +49,7 @@ COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0), "white
 
 @pytest.fixture(scope="module")
 def export() -> ViTExport:
-    torch.manual_seed(0)
-    spec = ViTSpec(
-        architecture="vit_tiny_patch16_224", image_size=16, patch_size=8, width=32, depth=2, heads=2, mlp_hidden=64
-    )
-    vit = ViT(spec)
-    torch.nn.init.normal_(vit.trunk.patch_embed.proj.weight, std=0.2)
-    return ViTExport.from_vit(vit, Preparation(crop=1.0))
+    return varied_export()
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,10 @@
 """The demo: a stopped one resumes, another recipe or seed is trained anew, and it ends with tests and a report."""
 
-import csv
 import re
 from pathlib import Path
 
 import pytest
+from written import rows_of
 
 from bench import demo
 from bench.commands import demo as command
@@ -57,9 +57,7 @@ def test_the_demo_ends_with_tests_and_a_report(tmp_path, monkeypatch, few_images
     text, learned = (tmp_path / "report.html").read_text(), printed.splitlines()[-1]
     assert f"<p>{learned}</p>" in text and re.search(r"k-NN accuracy from [\d.]+ to [\d.]+ % .* raw pixels", learned)
     assert 'src="data:image/jpeg' in text and "raw-pixels (floor)" in text and "initial weights" in text
-    with open(tmp_path / "leaderboard.csv", newline="") as file:
-        rows = {row["name"] for row in csv.DictReader(file)}
-    assert rows == {"raw-pixels", f"{METHOD}-initial", f"{METHOD}-trained"}
+    assert {row["name"] for row in rows_of(tmp_path)} == {"raw-pixels", f"{METHOD}-initial", f"{METHOD}-trained"}
     monkeypatch.delattr(Trainer, "train")
     assert command.run(command.Options(out=tmp_path)) == 0, "a second demo trains nothing"
     assert "\n0 done" in capsys.readouterr().out

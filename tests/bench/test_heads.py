@@ -1,12 +1,12 @@
 """Kept heads predict the validation images with the numbers of their results; `bench predict` streams and resumes."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from written import rows_of
 
 import bench as api
 from bench import predictions as predicting
@@ -25,11 +25,6 @@ CLASSES = {
     "finetune@smoke": {"epochs": 2},
     "logreg@dinov2": {"lambdas": (1.0, 0.01)},
 }
-
-
-def rows_of(table: Path) -> list[dict[str, str]]:
-    with open(table, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def head_of(folder: Path) -> Path:

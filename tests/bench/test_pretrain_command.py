@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from small_trainings import in_shards
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from written import lines_of
 
 from bench.pretraining.run import training_precision
 from bench.results.record import read_result
@@ -40,10 +41,6 @@ def refused_pretrain(refused, tmp_path):
         return refused("pretrain", *WORDS, "--out", out, *words, named=named)
 
     return call
-
-
-def log(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
 def test_a_training_ends_with_an_export_and_the_command_to_evaluate_it(pretrain, bench, tmp_path):
@@ -230,7 +227,7 @@ def test_a_schedule_is_chosen_by_name(pretrain, tmp_path):
     for name, value in (values | {"weight_decay_schedule.end": "0.2"}).items():
         assert f"    {name} = {value}\n" in out
     assert pretrain("--set", *words)[0] == 0
-    rates = [line["lr"] for line in log(tmp_path / "run")]
+    rates = [line["lr"] for line in lines_of(tmp_path / "run")]
     assert rates[-1] == pytest.approx(0.1 * 0.00025) and max(rates) == 0.00025
     settings = json.loads((tmp_path / "run/run.json").read_text())["settings"]
     assert settings["schedule"]["name"] == "Multistep" and settings["weight_decay_schedule"] == {"name": "Constant"}
@@ -266,14 +263,14 @@ def test_online_probes_equal_bench_run_and_do_not_change_the_training(pretrain, 
     watched, plain = tmp_path / "run", tmp_path / "plain"
     assert [path.name for path in watched.glob("states/*")] == [path.name for path in plain.glob("states/*")]
     assert ViTExport.load(watched / "export").digest == ViTExport.load(plain / "export").digest
-    knn_lines = [line for line in log(watched) if "knn_top1" in line]
+    knn_lines = [line for line in lines_of(watched) if "knn_top1" in line]
     assert f"epoch 2: knn_top1 {knn_lines[-1]['knn_top1']:.2f}, knn_top5 " in err
-    assert [line["step"] for line in knn_lines] == [4, 8] and not any("knn_top1" in line for line in log(plain))
+    assert [line["step"] for line in knn_lines] == [4, 8] and not any("knn_top1" in line for line in lines_of(plain))
     board = EventAccumulator(str(watched / "tensorboard")).Reload()
     assert [event.step for event in board.Scalars("knn_top1")] == [4, 8]
     assert board.Scalars("knn_top1")[-1].value == pytest.approx(knn_lines[-1]["knn_top1"])
     assert not (watched / "online-features").exists()
-    (health,) = [line for line in log(watched) if "health_rankme" in line]
+    (health,) = [line for line in lines_of(watched) if "health_rankme" in line]
     assert health["step"] == 8 and f"health_rankme {health['health_rankme']:.2f}" in err
     pool = f"health.pool={ViTExport.load(watched / 'export').spec.pool}"
     words = ("--suite", "knn@dino,health@val", "--set", pool, "--data", "tiny=tiny:", "--out", tmp_path / "results")
@@ -296,7 +293,7 @@ def test_a_collapse_is_reported_in_one_warning(pretrain, tmp_path):
     code, _, err = pretrain("--health-every", "2", "--health-data", f"images:{folder}")
     warnings = [line for line in err.splitlines() if "collapsed" in line]
     assert code == 0 and len(warnings) == 1 and "epoch 2" in warnings[0] and f"images:{folder}" in warnings[0]
-    (line,) = [line for line in log(tmp_path / "run") if "health_rankme" in line]
+    (line,) = [line for line in lines_of(tmp_path / "run") if "health_rankme" in line]
     assert line["health_rankme"] < 1.5 and len(line["warnings"]) == 1
 
 
@@ -305,7 +302,7 @@ def test_online_knn_has_the_options_of_the_protocol(pretrain, bench, tmp_path):
     options = ("--knn-data", "digits:", "--knn-limit", "50", "--knn-k", "7", "--knn-fraction", "0.5")
     code, out, _ = pretrain("--knn-every", "2", *options)
     assert code == 0 and "  k-NN      k=7 on 0.5 of digits:, every 2 epochs\n" in out
-    (line,) = [line for line in log(tmp_path / "run") if "knn_top1" in line]
+    (line,) = [line for line in lines_of(tmp_path / "run") if "knn_top1" in line]
     words = ("--suite", "knn_online@extrema", "--set", "knn.k=7", "knn.fraction=0.5", "--data", "digits=digits:")
     words = (*words, "--limit", 50, "--out", tmp_path / "results")
     assert bench("run", "--checkpoint", tmp_path / "run/export", *words)[0] == 0

@@ -1,6 +1,5 @@
 """`bench pretrain` in processes of its own: stopped by signals and resumed, and distributed over two processes."""
 
-import json
 import os
 import signal
 import time
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from elsewhere import Program, program, ranks
+from written import lines_of
 
 from bench.__main__ import main
 from checkpoints.export import ViTExport
@@ -77,7 +77,7 @@ def test_a_training_stopped_by_signals_and_resumed_equals_an_uninterrupted_one(s
         assert main([*words_of(tmp_path / out), f"epochs={epochs}", "--resume", "--workers", "0"]) == 0
     stopped, uninterrupted = (ViTExport.load(tmp_path / out / "export") for out in ("run", "uninterrupted"))
     assert stopped.digest == uninterrupted.digest
-    steps = [json.loads(line)["step"] for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines_of(tmp_path / "run")]
     assert steps == sorted(set(steps)) and steps[-1] == 4 * epochs
 
 
@@ -86,7 +86,7 @@ def test_two_processes_share_batches_and_online_probes(start, tmp_path):
     outputs = [process.end() for process in processes]
     assert outputs[0].count("finished after 8 updates") == 1 and not outputs[1]
     assert "1 x 2 of these (micro-batches x processes)" in outputs[0]
-    lines = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path / "run")
     assert [line["step"] for line in lines if "knn_top1" in line] == [4, 8]
     assert [line["step"] for line in lines if "health_rankme" in line] == [8]
     assert not (tmp_path / "run/online-features").exists()

@@ -13,6 +13,7 @@ from random import Random
 import numpy as np
 import pytest
 from made_results import any_board, harmless, made_checkpoint, made_result, save_result
+from written import contents
 
 from bench.__main__ import main
 from bench.checkpoints import describe
@@ -84,10 +85,6 @@ def written(folder, tmp_path_factory) -> Path:
 @pytest.fixture
 def copy(written, tmp_path) -> Path:
     return Path(shutil.copytree(written, tmp_path / "copy"))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_record_agrees_with_its_results_and_is_reproducible(bench, folder, written, tmp_path):

@@ -1,6 +1,5 @@
 """`bench run` end to end on toy tasks: results, skipping, failures, changed settings, wrong usage."""
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from written import rows_of
 
 import bench as bench_api
 from bench.results.record import DataUsed, read_result
@@ -41,11 +41,6 @@ def runs(out: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def board(out: Path) -> list[dict[str, str]]:
-    with open(out / "leaderboard.csv", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_run_writes_results_and_a_leaderboard(run, out, exports):
     code, output, _ = run("--suite", "toys", "--seed", "3")
     assert code == 0
@@ -63,7 +58,7 @@ def test_a_run_writes_results_and_a_leaderboard(run, out, exports):
     assert result.hardware["cores"] >= 1 and result.hardware["memory_gib"] > 0
     assert result.cost == {} and result.images_per_second is None  # the toys forward no image
     assert np.load(path.with_suffix(".npz"))["correct"].tolist() == [True, False, True, False]
-    assert float(board(out)[0]["tiny/toy@one:top1_k1"]) == result.metrics["top1_k1"].value
+    assert float(rows_of(out)[0]["tiny/toy@one:top1_k1"]) == result.metrics["top1_k1"].value
     assert "toy@one on tiny" in output and "top1_k1 " in output and "2 done, 0 skipped, 0 failed" in output
     assert (out / "leaderboard.md").read_text().startswith("# Leaderboard")
     assert not (out / "exports").exists()  # the checkpoint is an export already
@@ -84,7 +79,7 @@ def test_existing_results_are_skipped_unless_rerun_is_given(run, out):
     assert len(runs(out)) == 2
     run("--suite", "toy@one", "--seed", "1")
     assert len(runs(out)) == 3
-    assert board(out)[0]["tiny/toy@one:top1_k1:n"] == "2"
+    assert rows_of(out)[0]["tiny/toy@one:top1_k1:n"] == "2"
 
 
 def test_a_failed_task_is_recorded_and_retried_after_the_others(run, out):
@@ -100,14 +95,14 @@ def test_a_failed_task_is_recorded_and_retried_after_the_others(run, out):
     assert results["dear@one-seed0.json"].status == "ok"
     (log,) = (out / "results").rglob("toy@one-seed0.log")
     assert "Traceback" in log.read_text() and "was told to fail" in log.read_text()
-    assert board(out)[0]["failed"] == "tiny/toy@one seed 0; tiny/toy@two[v2] seed 0"
+    assert rows_of(out)[0]["failed"] == "tiny/toy@one seed 0; tiny/toy@two[v2] seed 0"
     (out / "cache" / "fail toy").unlink()
     code, output, _ = run("--suite", "toy,dear")  # failed ones are tried again after new ones
     assert code == 0 and "3 done" in output
     assert [line.split()[0] for line in runs(out)] == ["toy", "toy", "dear", "dear", "toy", "toy"]
     assert {read_result(path).status for path in result_paths(out)} == {"ok"}
     assert not list((out / "results").rglob("*.log"))
-    assert board(out)[0]["failed"] == ""
+    assert rows_of(out)[0]["failed"] == ""
 
 
 @pytest.mark.parametrize(
@@ -131,7 +126,7 @@ def test_an_interrupted_run_keeps_its_finished_results(run, out):
     assert code == 130
     assert err.splitlines()[-1] == "interrupted; run the same command again to continue"
     assert [read_result(path).protocol.name for path in result_paths(out)] == ["toy@one"]
-    assert board(out)[0]["tiny/toy@one:top1_k1"]
+    assert rows_of(out)[0]["tiny/toy@one:top1_k1"]
 
 
 def test_a_stopped_training_ends_the_run_without_a_failure(run, out):
@@ -165,7 +160,7 @@ def test_results_of_changed_settings_are_marked(run, out):
     assert results["toy@two"].protocol.changes == {"k": [7, 8], "rate": 0.25}
     assert all(result.protocol.modified for result in results.values())
     assert results["toy@one"].settings == {"k": [7, 8], "rate": 0.5, "depth": 4, "mode": "plain"}
-    assert "tiny/toy@one[k=7+8 depth=4]:top1_k7" in board(out)[0]
+    assert "tiny/toy@one[k=7+8 depth=4]:top1_k7" in rows_of(out)[0]
 
 
 def test_a_limited_result_counts_as_full_only_if_no_image_is_left_out(run, out):
@@ -174,7 +169,7 @@ def test_a_limited_result_counts_as_full_only_if_no_image_is_left_out(run, out):
     assert code == 0 and "1 done" in output and path.name == "toy@one-seed0.json" and read_result(path).limit is None
     assert "0 done, 1 skipped" in run("--suite", "toy@one")[1]
     assert "1 done" in run("--suite", "toy@one", "--limit", "8")[1]
-    columns = [name for name in board(out)[0] if name.endswith(":top1_k1")]
+    columns = [name for name in rows_of(out)[0] if name.endswith(":top1_k1")]
     assert columns == ["tiny/toy@one:top1_k1", "tiny/toy@one[limit=8]:top1_k1"]
     data = DataUsed(name="a", url="a:", images={"train": 60, "val": 20})
     assert [effective_limit(limit, data) for limit in (None, 60, 61, 59, 20)] == [None, None, None, 59, 20]
@@ -201,7 +196,7 @@ def test_several_seeds_repeat_what_is_random(bench, exports, out):
     assert {result.protocol.name: result.random for result in results} == {"knn@dino": False, "lowshot@bench": True}
     drawn = [result.numbers["top1_1shot"] for result in results if result.random]
     assert len(set(drawn)) > 1
-    (row,) = board(out)
+    (row,) = rows_of(out)
     assert float(row["tiny/lowshot@bench:top1_1shot"]) == pytest.approx(np.mean(drawn))
     assert float(row["tiny/lowshot@bench:top1_1shot:std"]) == pytest.approx(np.std(drawn))
     results = bench_api.evaluate(exports[0], "lowshot@bench", "tiny=tiny:", seed=[1, 2], out=out)
@@ -212,7 +207,7 @@ def test_several_seeds_repeat_what_is_random(bench, exports, out):
 def test_two_exports_of_the_same_name_are_kept_apart(run, exports, out):
     for export in exports:
         assert run("--suite", "toy@one", "--name", "same", checkpoint=export)[0] == 0
-    assert len(result_paths(out)) == 2 and len(board(out)) == 2
+    assert len(result_paths(out)) == 2 and len(rows_of(out)) == 2
 
 
 @pytest.mark.exhaustive  # half of it imports what all tasks need and generates the tiny scenes
@@ -332,11 +327,11 @@ def test_a_result_with_skipped_images_does_not_count_as_complete(pictures, out, 
     (tmp_path / "images/train/a/0.png").write_bytes(b"no image")
     suite = ("--suite", "knn@dino")
     assert pictures(*suite, "--skip-bad")[0] == 0
-    assert "x/knn@dino[skipped=1]:top1_k10" in board(out)[0] and "x/knn@dino:top1_k10" not in board(out)[0]
+    assert "x/knn@dino[skipped=1]:top1_k10" in rows_of(out)[0] and "x/knn@dino:top1_k10" not in rows_of(out)[0]
     assert "exists, skipped" in pictures(*suite, "--skip-bad")[1]
     code, output, _ = pictures(*suite)
     assert code == 1 and "0.png" in output and "exists" not in output and "the earlier result is kept" in output
-    assert board(out)[0]["failed"] == "x/knn@dino seed 0" and board(out)[0]["x/knn@dino[skipped=1]:top1_k10"]
+    assert rows_of(out)[0]["failed"] == "x/knn@dino seed 0" and rows_of(out)[0]["x/knn@dino[skipped=1]:top1_k10"]
 
 
 def test_a_failed_rerun_keeps_the_earlier_result(run, out):
@@ -350,12 +345,12 @@ def test_a_failed_rerun_keeps_the_earlier_result(run, out):
     assert {file: file.read_bytes() for file in contents} == contents
     suffixes = sorted(file.name.removeprefix("toy@one-seed0.") for file in path.parent.iterdir())
     assert suffixes == ["failed.json", "failed.log", "json", "npz"]
-    (row,) = board(out)
+    (row,) = rows_of(out)
     assert row["tiny/toy@one:top1_k1"] and row["failed"] == "tiny/toy@one seed 0"
     assert "the number shown is of an earlier run" in (out / "leaderboard.md").read_text()
     flag.unlink()
     assert run("--suite", "toy@one", "--rerun")[0] == 0
-    assert len(list(path.parent.iterdir())) == 2 and board(out)[0]["failed"] == ""
+    assert len(list(path.parent.iterdir())) == 2 and rows_of(out)[0]["failed"] == ""
 
 
 def test_a_run_ends_with_the_tables_of_its_own_protocols(run, out):
@@ -414,7 +409,7 @@ def test_results_from_before_and_after_overwriting_are_two_columns(bench, pictur
     result_paths(out)[0].write_bytes(before)
     _, output, _ = bench("leaderboard", "--out", out)
     assert "overwritten; results from before are listed as x-" in output.replace("\n", " ")
-    columns = board(out)[0]
+    columns = rows_of(out)[0]
     assert "x/knn@ibot:top1_k10" in columns and "x/knn@dino:top1_k10" not in columns
     assert any(name.startswith("x-") and "/knn@dino:top1_k10" in name for name in columns)
 

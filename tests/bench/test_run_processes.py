@@ -1,6 +1,5 @@
 """`bench run` in processes of its own: killed, two runs on one folder, and one run of two ranks."""
 
-import csv
 import os
 import signal
 import time
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from elsewhere import Program, program, ranks
+from written import rows_of
 
 from bench.results.record import read_result
 
@@ -65,8 +65,7 @@ def test_two_runs_at_once_share_a_folder(start, tmp_path):
         output = process.communicate(timeout=60)[0]
         assert process.returncode == 0, output
     assert len({(result.checkpoint.name, name) for name, result in results(tmp_path / "out").items()}) == 4
-    with open(tmp_path / "out" / "leaderboard.csv") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(tmp_path / "out")
     assert [row["name"] for row in rows] == ["a", "b"]
     assert all(row["tiny/toy@one:top1_k1"] and row["tiny/dear@one:top1_k1"] for row in rows)
 

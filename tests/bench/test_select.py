@@ -1,6 +1,6 @@
 """`--select` decides for all tasks of a run which images choose heads and epochs."""
 
-import csv
+from written import rows_of
 
 from bench.results.record import read_result
 from bench.run.suites import catalogue, changed_protocols, choose_protocols
@@ -49,8 +49,7 @@ def test_result_and_leaderboard_name_selection_on_val(bench, exports, tmp_path):
     by_select = {read_result(path).facts["selection"]: read_result(path) for path in tmp_path.rglob("linear*.json")}
     assert by_select["holdout"].protocol.changes == {"epochs": 2}
     assert by_select["val"].protocol.changes == {"epochs": 2, "select": "val"}
-    with open(tmp_path / "leaderboard.csv") as file:
-        (row,) = csv.DictReader(file)
+    (row,) = rows_of(tmp_path)
     version = f"v{by_select['val'].protocol.version}"
     for changes in ("epochs=2 select=val", "epochs=2"):
         assert row[f"digits/{name}[{version} {changes} limit=100]:top1"]

@@ -1,11 +1,11 @@
 """`bench run` as users call it: exports, real suites on digits, leaderboard and comparison."""
 
-import csv
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from written import rows_of
 
 from bench.__main__ import main
 from checkpoints.export import ViTExport
@@ -39,8 +39,7 @@ def test_the_frozen_suite_forwards_every_image_once(checkpoint, tmp_path, capsys
     assert not any("cost" in result["facts"] for result in run_results)
     rates = {bool(result["cost"]["forwards"]): result["images_per_second"] for result in run_results}
     assert rates[True] > 0 and rates[False] is None
-    with open(tmp_path / "leaderboard.csv", newline="") as file:
-        (row,) = csv.DictReader(file)
+    (row,) = rows_of(tmp_path)
     assert row["name"] == "random" and 20 < float(row["digits/knn@dino[limit=300]:top1_k20"]) < 80
     capsys.readouterr()
     assert main([str(word) for word in words]) == 0
@@ -53,8 +52,7 @@ def test_raw_pixels_run_in_the_frozen_suite_and_are_compared_with_a_network(chec
     assert main([str(word) for word in [*words, "--limit", 200, "--out", tmp_path]]) == 0
     printed = capsys.readouterr().out
     assert "0 parameters" in printed and printed.count("it has no class token: protocols that read it read avg") == 1
-    with open(tmp_path / "leaderboard.csv", newline="") as file:
-        pixels, network = sorted(csv.DictReader(file), key=lambda row: row["name"])
+    pixels, network = sorted(rows_of(tmp_path), key=lambda row: row["name"])
     assert (pixels["name"], pixels["parameters"], pixels["failed"], network["name"]) == ("pixels-8", "0", "", "random")
     assert all(value for column, value in pixels.items() if column != "failed")
     assert main(["compare", "pixels-8", "random", "--out", str(tmp_path)]) == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from small_trainings import digits, same, trainer
+from written import contents
 
 from bench.checkpoints import load_checkpoint
 from bench.run import runner
@@ -25,18 +26,14 @@ def stopped(tmp_path_factory):
     return training
 
 
-def files_in(folder: Path) -> dict[Path, bytes]:
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_the_encoders_of_a_stopped_training_are_exported(bench, stopped, tmp_path):
-    before = files_in(stopped.run.out)
+    before = contents(stopped.run.out)
     code, out, _ = bench("export", stopped.run.out, "--out", tmp_path / "early")
     assert code == 0 and f"{stopped.run.out}: epoch 1.33 of 2, not finished (update 4 of 6)\n" in out
     assert out.splitlines()[-1].endswith(
         f"{tmp_path / 'early/export'} --suite frozen --data nowhere=folder:/nowhere --out results"
     )
-    assert files_in(stopped.run.out) == before
+    assert contents(stopped.run.out) == before
     assert {path.name for path in (tmp_path / "early").iterdir()} == {"export", "export-student"}
     for name, export in stopped.exports():
         written = ViTExport.load(tmp_path / "early" / name)

@@ -1,6 +1,5 @@
 """A task with an error rate, seconds and megabytes: units and directions are kept by every command."""
 
-import csv
 import json
 import re
 from dataclasses import replace
@@ -8,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from toy_packages import install
+from written import rows_of
 
 from bench.results.record import decimals, number_text, read_arrays, result_files
 from bench.run.outcomes import checked
@@ -92,8 +92,7 @@ def test_lower_is_better_where_declared_and_units_are_shown(run, bench, tmp_path
     first, second = (re.search(rf"^\| {name} \| \D*\d.*\[.*", text, re.MULTILINE)[0] for name in ("first", "second"))
     assert first.startswith("| first | **50.00 [43.1, 56.9]** | 0.00288 s [0.00284, 0.00291] | 1414 MB | 1.25 [")
     assert second.startswith("| second | 75.00 [68.6, 80.6] | **0.00256 s [0.00253, 0.00259]** | **1413 MB** | 1.12 [")
-    with open(tmp_path / "out" / "leaderboard.csv", newline="") as file:
-        columns = next(csv.reader(file))
+    columns = list(rows_of(tmp_path / "out")[0])
     assert [name.removeprefix("tiny/depth@toy:") for name in columns[5:-1]] == [
         *("wrong", "wrong:low", "wrong:high", "time", "time:low", "time:high", "memory"),
         *("scale", "scale:low", "scale:high"),

@@ -1,6 +1,5 @@
 """Sets in larger files: parquet:, wds: and hf: give the fingerprint, subsets, pixels and errors of a folder."""
 
-import io
 import json
 import os
 import pickle
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from refusals import set_refusal
+from written import write_tar
 
 from imagesets.decoding import UnreadableImage
 from imagesets.schemes import parquet
@@ -74,14 +74,11 @@ def as_shards(folder: Path, root: Path, names: bool = True, kind: str = "cls") -
     for split in SPLITS:
         images = shuffled_images(folder, split)
         for number in range(2):
-            with tarfile.open(root / f"set-{split}-{number:04d}.tar", "w") as archive:
-                for name, label, data in images[number::2]:
-                    key = name.removesuffix(".jpg")
-                    text = str(label) if kind == "cls" else json.dumps({"label": label, "caption": "x"})
-                    for part, content in ((f"{key}.{kind}", text.encode()), (name, data)):
-                        entry = tarfile.TarInfo(f"deep/{part}")
-                        entry.size = len(content)
-                        archive.addfile(entry, io.BytesIO(content))
+            files = []
+            for name, label, data in images[number::2]:
+                text = str(label) if kind == "cls" else json.dumps({"label": label, "caption": "x"})
+                files += [(f"deep/{name.removesuffix('.jpg')}.{kind}", text.encode()), (f"deep/{name}", data)]
+            write_tar(root / f"set-{split}-{number:04d}.tar", files)
     if names:
         (root / "classes.txt").write_text("\n".join(CLASSES) + "\n")
     return root
@@ -218,9 +215,7 @@ def test_labels_that_do_not_fit_classes_txt_are_refused(folder, tmp_path):
     assert "labels from 0 to 2, and 2 classes" in set_refusal(f"wds:{root}")
     (root / "classes.txt").write_text("ant\nbee\ncat\ndog\n")
     assert "no image of class 'dog' in train" in set_refusal(f"wds:{root}")
-    with tarfile.open(root / "set-train-0001.tar", "a") as archive:
-        entry = tarfile.TarInfo("deep/lonely.jpg")
-        archive.addfile(entry, io.BytesIO())
+    write_tar(root / "set-train-0001.tar", [("deep/lonely.jpg", b"")], mode="a")
     assert "1 of 7 images have no label, such as deep/lonely.cls" in set_refusal(f"wds:{root}")
 
 
@@ -234,11 +229,7 @@ def test_labels_that_do_not_fit_classes_txt_are_refused(folder, tmp_path):
     ],
 )
 def test_a_label_in_a_shard_that_is_no_class_is_refused(ending, label, encode, tmp_path):
-    with tarfile.open(tmp_path / "train.tar", "w") as archive:
-        for name, content in ((f"x.{ending}", label), ("x.jpg", encode())):
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
+    write_tar(tmp_path / "train.tar", [(f"x.{ending}", label), ("x.jpg", encode())])
     message = set_refusal(f"wds:{tmp_path}")
     assert f"x.{ending} holds no number of a class" in message or "label 400000000000 of only 1 images" in message
 
@@ -340,12 +331,7 @@ def test_threads_read_concurrently(form, folder, tmp_path):
 )
 def test_repeated_keys_of_a_shard_are_refused(names, named, encode, tmp_path):
     contents = {".cls": b"0", ".json": b'{"label": 1}'}
-    with tarfile.open(tmp_path / "train.tar", "w") as archive:
-        for name in names:
-            data = contents.get(Path(name).suffix) or encode()
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
+    write_tar(tmp_path / "train.tar", [(name, contents.get(Path(name).suffix) or encode()) for name in names])
     if named:
         assert re.search(named, set_refusal(f"wds:{tmp_path}"))
     else:
@@ -356,9 +342,8 @@ def test_hidden_shards_and_images_are_left_out(folder, tmp_path, encode):
     """As macOS's tar and zip add them."""
     root = as_shards(folder, tmp_path / "shards")
     before = open_set(f"wds:{root}", "train")
-    with tarfile.open(root / "set-train-0000.tar", "a") as archive:
-        for name in ("deep/._train-ant-0.jpg", "__MACOSX/x.jpg"):
-            archive.addfile(entry := tarfile.TarInfo(name), io.BytesIO(b"x" * entry.size))
+    hidden = [("deep/._train-ant-0.jpg", b""), ("__MACOSX/x.jpg", b"")]
+    write_tar(root / "set-train-0000.tar", hidden, mode="a")
     (root / "__MACOSX").mkdir()
     shutil.copy(root / "set-train-0001.tar", root / "__MACOSX/set-train-0001.tar")
     after = open_set(f"wds:{root}", "train")

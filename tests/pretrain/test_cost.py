@@ -1,6 +1,5 @@
 """The cost of a pretraining: counted operations equal closed forms, and the recorded cost survives restarts."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from small_trainings import BATCH, EPOCHS, IMAGES, trainer
 from torch import nn
 from torch.nn import functional as F
+from written import lines_of
 
 from checkpoints.export import ViTExport
 from engine.work import count_flops
@@ -35,7 +35,7 @@ def test_fused_attention_on_a_cpu_is_counted():
 def test_the_log_and_the_exports_record_the_cost(tmp_path):
     training = trainer("simmim", tmp_path)
     training.train()
-    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path)
     assert [line["seconds_per_epoch"] > 0 and line["memory_gib"] > 0.05 for line in lines] == [True] * EPOCHS
     assert ["gflop_per_image" in line for line in lines] == [True, False]
     cost = ViTExport.load(tmp_path / "export").facts["cost"]

@@ -1,12 +1,12 @@
 """`--init`: encoders start from a checkpoint's weights, each branch from the same one; all other weights are drawn."""
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
 from small_trainings import digits, same, small_recipe, trainer
 from toys import SMALL
+from written import lines_of
 
 from checkpoints.export import ViTExport
 from checkpoints.positions import sincos_positions
@@ -209,7 +209,7 @@ def test_the_monitor_starts_with_the_checkpoint_and_warns_of_a_fall(tmp_path, ca
     trainer("mae", tmp_path, init=init, monitor=monitor, monitor_every=1).train()
     assert [step for step, _ in monitored] == [0, 3, 6]
     assert monitored[0][1] == ViTExport.load(tmp_path / "start").digest
-    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path)
     assert [line["knn_top1"] for line in lines if "knn_top1" in line] == [60.0, 59.5, 40.0]
     warnings = [line for line in "".join(capsys.readouterr()).splitlines() if "warning" in line]
     assert len(warnings) == 1 and "40.00" in warnings[0] and "60.00" in warnings[0]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from small_trainings import digits, trainer
 from torch.utils._python_dispatch import TorchDispatchMode
+from written import lines_of
 
 from pretrain.loop.exporting import exports_in
 from pretrain.loop.learning import Learning, pictures_of, spread_and_rank
@@ -32,10 +33,6 @@ def trained(monkeypatch, tmp_path):
         return training
 
     return train
-
-
-def lines_of(out) -> list[dict]:
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
 def test_a_training_that_learns_gives_no_warning(trained, tmp_path, capsys):

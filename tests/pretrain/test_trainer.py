@@ -15,6 +15,7 @@ import torch
 from elsewhere import CONTEXT, started
 from refusals import refusal
 from small_trainings import BATCH, EPOCHS, IMAGES, digits, in_shards, same, small_recipe, trainer
+from written import contents
 
 from engine.training.states import states
 from imagesets.sets import open_set
@@ -158,10 +159,6 @@ def test_folders_that_hold_something_else_are_refused(stopped_folder, tmp_path_f
     assert "run.json: Input data was truncated" in training_refusal(out=stopped_folder, resume=True)
 
 
-def contents_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize("run_json", [None, "[]", '{"scripts": {"start": "node ."}}'])
 def test_a_folder_of_another_program_is_not_changed(run_json, resume, tmp_path):
@@ -170,16 +167,16 @@ def test_a_folder_of_another_program_is_not_changed(run_json, resume, tmp_path):
         (tmp_path / name).write_text(name)
     if run_json:
         (tmp_path / "run.json").write_text(run_json)
-    before = contents_of(tmp_path)
+    before = contents(tmp_path)
     assert training_refusal(out=tmp_path, resume=resume).startswith(str(tmp_path))
-    assert contents_of(tmp_path) == before
+    assert contents(tmp_path) == before
 
 
 def test_a_run_json_of_another_program_is_refused(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     for resume in (False, True):
         assert "holds another run: method is None, asked for mae" in training_refusal(out=tmp_path, resume=resume)
-    assert contents_of(tmp_path) == {"run.json": b"{}"}
+    assert contents(tmp_path) == {"run.json": b"{}"}
 
 
 def test_after_a_failure_before_the_first_state_another_training_may_use_the_folder(tmp_path, uninterrupted):
@@ -193,7 +190,7 @@ def test_after_a_failure_before_the_first_state_another_training_may_use_the_fol
     (tmp_path / ".run.json.x1").touch()
     training = trainer("mae", tmp_path)
     assert training.train() == "finished" and same(training.state().tensors, uninterrupted.state().tensors)
-    assert contents_of(tmp_path)["run.json"] == contents_of(uninterrupted.run.out)["run.json"]
+    assert contents(tmp_path)["run.json"] == contents(uninterrupted.run.out)["run.json"]
     assert len(list(tmp_path.glob("tensorboard/*"))) == 1 and not (tmp_path / ".run.json.x1").exists()
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import random
 import time
 from itertools import pairwise
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from elsewhere import started
 from small_trainings import BATCH, IMAGES, same, trainer
+from written import lines_of
 
 from engine.training import interruptions
 from engine.training.states import WRITING, states
@@ -52,10 +52,6 @@ def kill_once(name: str, out: Path, randomness: random.Random, while_saving: boo
     process.kill()
     process.join()
     return any(out.glob(f"states/{WRITING}*"))
-
-
-def lines_of(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module", params=["moca", pytest.param("mae", marks=pytest.mark.exhaustive)])

@@ -1,7 +1,6 @@
 """Two processes connected by gloo give the numbers of one with the same batch, and end together with one message."""
 
 import errno
-import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from elsewhere import together
 from PIL import Image
 from small_trainings import BATCH, EPOCHS, IMAGES, digits, in_shards, same, trainer
 from torch import Tensor
+from written import lines_of
 
 from engine.distributed import World
 from engine.extensions import source_files
@@ -153,7 +153,7 @@ def test_a_loss_that_is_not_finite_in_one_process_stops_both(tmp_path):
     first, second = together(diverge_in_one_process, tmp_path)
     assert first == second and first[0] == "error" and first[2] == 0, "both raise the error and the first reports it"
     assert first[1].startswith(f"the loss is nan in step 3 of {STEPS}") and "losses before: 1." in first[1]
-    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path)
     assert lines[-1]["step"] == 3
 
 

@@ -6,17 +6,13 @@ from pathlib import Path
 import pytest
 from elsewhere import program, ranks
 from extraction_program import IMAGES, KINDS, extraction_arguments
+from written import contents
 
 from probes.features.extract import extract
 
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("extraction_program.py")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """The bytes of every file of a feature store, by relative path."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.fixture(scope="module")
