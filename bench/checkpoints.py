@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.results.record import CheckpointUsed, TrainingCost, pixels_text
-from checkpoints.export import EVALUATION_SIZE, MAX_CONFIG_BYTES, ViTExport, is_export
+from checkpoints.export import EVALUATION_FACTS, MAX_CONFIG_BYTES, ViTExport, is_export
 from checkpoints.frozen import SCHEME, FrozenExport, FrozenSpec
 from checkpoints.import_options import ImportOptions
 from checkpoints.resolve import load, load_frozen
@@ -127,7 +127,7 @@ def save_export(export: ViTExport, name: str, out: Path) -> Path:
     """Save an export in its `export_folder`, unless it is there already; returns the folder."""
     folder = export_folder(out, name, export)
     try:
-        if not folder.exists() or (EVALUATION_SIZE in export.facts and _lacks_size(folder)):
+        if not folder.exists() or _lacks_facts(folder, export):
             export.save(folder)
     except OSError:
         if not is_export(folder):  # another run may have just saved the same export
@@ -135,9 +135,11 @@ def save_export(export: ViTExport, name: str, out: Path) -> Path:
     return folder
 
 
-def _lacks_size(folder: Path) -> bool:
-    """Whether an export was saved by an earlier version, without the size of the published evaluation."""
-    return EVALUATION_SIZE not in read_json(folder / "config.json", MAX_CONFIG_BYTES).get("vit_export", {})
+def _lacks_facts(folder: Path, export: ViTExport) -> bool:
+    """Whether an export was saved by an earlier version, without size or crop of the published evaluation."""
+    if not (facts := export.facts.keys() & {*EVALUATION_FACTS}):
+        return False
+    return not facts <= read_json(folder / "config.json", MAX_CONFIG_BYTES).get("vit_export", {}).keys()
 
 
 def describe(export: FrozenExport, name: str, reference: str) -> CheckpointUsed:

@@ -482,15 +482,18 @@ HEADS = ("weights", "what", "measured by", "published", "measured", "difference"
 def table(plan: Sequence[PublishedValue], setup: Setup, results: Sequence[StoredResult]) -> Iterator[str]:
     """A Markdown table of the values of a plan: published, measured, and their difference."""
     rows = []
-    for value in plan:
+    measurements = [measurement(value, results, setup) for value in plan]
+    for value, measured in zip(plan, measurements, strict=True):
         spread = f" +- {value.std:g}" if value.std is not None else ""
         published = "" if isnan(value.value) else f"{value.value:g}{suffix(value.unit)}{spread}"
-        cells = differences(value, measurement(value, results, setup))
+        cells = differences(value, measured)
         source = "; ".join(filter(None, (value.source, value.note)))
         rows.append((run_name(value), value.what, value.measured_by, published, *cells, source))
     yield from markdown_table([HEADS, *(map(in_markdown, row) for row in rows)])
-    yield from ("", "In brackets: 95 % intervals over the validation images. Standard errors are of the same images;")
-    yield "published numbers are taken as exact."
+    if any(measured and measured.interval for measured in measurements):
+        yield from ("", "In brackets: 95 % intervals over the validation images.")
+    if any(errors for *_, errors, _ in rows):
+        yield "Standard errors are of the same images; published numbers are taken as exact."
 
 
 def differences(value: PublishedValue, measured: Measurement | None) -> tuple[str, str, str]:

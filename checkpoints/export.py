@@ -31,8 +31,9 @@ MAX_LISTED = 6  # items that an error lists before "and N more"
 MAX_CONFIG_BYTES = 64 << 20  # of a config.json, which holds the fingerprint
 DESCRIPTIVE_KEYS = ("tag", "license")  # of pretrained_cfg; they do not affect the network
 ABSENT = "absent"
-EVALUATION_SIZE = "evaluation_size"  # fact: image size of the source's published evaluation, if another than the spec's
-IMPORTER_FACTS = ("importer_version", "assumed", EVALUATION_SIZE)  # which another version of an importer may change
+# Facts: image size and centre crop of the source's published evaluation, if others than those of the digest.
+EVALUATION_SIZE, EVALUATION_CROP = EVALUATION_FACTS = ("evaluation_size", "evaluation_crop")
+IMPORTER_FACTS = ("importer_version", "assumed", *EVALUATION_FACTS)  # which another version of an importer may change
 COST = "cost.json"  # holds the fact "cost"
 FILES = {"config.json", "model.safetensors", "extra.safetensors", COST}
 CARD, EVALUATIONS = "README.md", ".eval_results"  # written by `bench card` for the Hub
@@ -189,6 +190,11 @@ class ViTExport(PreparesImages):
         """Image size at which the network is evaluated by default: that of its source's published evaluation."""
         size = self.facts.get(EVALUATION_SIZE, self.spec.image_size)
         return tuple(size) if isinstance(size, list) else size
+
+    @property
+    def crop(self) -> float:
+        """Centre crop of its source's published evaluation, as a share of the resized short side."""
+        return self.facts.get(EVALUATION_CROP, self.preparation.crop)
 
     def evaluated_at(self, image_size: int | tuple[int, int]) -> "ViTExport":
         """The same network for evaluation on images of this size; without a fingerprint, and made once for each size.

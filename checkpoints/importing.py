@@ -27,7 +27,7 @@ from typing import Any
 from torch import Tensor
 
 from checkpoints.dotted import LIGHTNING, UNFOLD, without_wrappers
-from checkpoints.export import EVALUATION_SIZE, Misfit, ViTExport, short_text
+from checkpoints.export import EVALUATION_CROP, EVALUATION_SIZE, Misfit, ViTExport, short_text
 from checkpoints.import_options import ImportOptions
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import TRUNK, table_kind, unsupported_reason
@@ -74,7 +74,9 @@ class Conversion:
     preparation: Preparation | None = None  # None: that of the options
     epochs: int | None = None  # finished epochs; None: unknown
     check: Callable[[ViTExport], None] | None = None  # final comparison with the source; raises ValueError
-    evaluation_size: tuple[int, int] | None = None  # height and width of the published evaluation; None: `card_size`
+    # Height and width of the images of the published evaluation, and its centre crop; None: by `card_size`.
+    evaluation_size: int | tuple[int, int] | None = None
+    evaluation_crop: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -350,6 +352,9 @@ def named_vit(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> ViTSpec:
         raise ValueError(f"{branch.file.path}: its `spec` is not one of this version ({error})") from error
 
 
+CARD_CROP = 224 / 256  # of the evaluations that `card_size` is about
+
+
 def card_size(spec: ViTSpec) -> int | tuple[int, int]:
     """Image size at which the model cards of DINOv2 and DINOv3 evaluate classification; of other networks their own.
 
@@ -381,7 +386,9 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
         if unknown:
             raise ValueError(f"tensors that are neither used nor known to be dropped: {short_text(unknown)}")
         _check_storage(branch)
-        published = replace(conversion.spec, image_size=conversion.evaluation_size or card_size(conversion.spec))
+        if conversion.evaluation_size is None and (size := card_size(conversion.spec)) != conversion.spec.image_size:
+            conversion = replace(conversion, evaluation_size=size, evaluation_crop=CARD_CROP)
+        published = replace(conversion.spec, image_size=conversion.evaluation_size or conversion.spec.image_size)
         export = ViTExport.make(
             conversion.spec, conversion.preparation or options.preparation, conversion.tensors, conversion.extra
         )
@@ -411,6 +418,8 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
         branch.assumed.add(ASSUMED_STATISTICS)
     if options.image_size is None and published.image_size != conversion.spec.image_size:
         facts[EVALUATION_SIZE] = published.image_size
+    if conversion.evaluation_crop not in (None, export.preparation.crop):
+        facts[EVALUATION_CROP] = conversion.evaluation_crop
     if branch.assumed:
         facts["assumed"] = sorted(branch.assumed)
     if extension.plugin:

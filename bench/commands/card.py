@@ -28,7 +28,8 @@ class Options(PublicationOptions):
     model_id: str | None = None  # ORG/NAME: id of the model on the Hub
     # SPDX: licence of the weights if their source names none: apache-2.0, mit, ... (spdx.org/licenses)
     licence: str | None = None
-    # also the results of --limit and --set, which are left out because others would take them for the protocol's
+    # also the results of --limit, --set and --image-size, which are left out because others would take them for the
+    # protocol's
     all: bool = False
     force: bool = False  # replace a README.md that bench card did not write
 
@@ -45,9 +46,11 @@ def run(options: Options) -> int:
     if options.out:
         check_folder(options.out)
     measured = results_on(options.out, subject) if options.out else []
-    results = [result for result in measured if options.all or not (result.limit or result.protocol.modified)]
+    changed = [result for result in measured if result.limit or result.protocol.modified or result.chosen_size]
+    results = [result for result in measured if options.all or result not in changed]
     if left_out := len(measured) - len(results):
-        say(f"{counted(left_out, 'result')} with --limit or --set left out; --all adds them", errors=True)
+        text = "with --limit, --set or --image-size left out; --all adds them"
+        say(f"{counted(left_out, 'result')} {text}", errors=True)
     models = [f"{subject.used.name}={options.model_id}"] if options.model_id else []
     licences = [f"{subject.used.name}={options.licence}"] if options.licence else []
     publication = publication_from(models, options.hub_dataset, options.source, licences)

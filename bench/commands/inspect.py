@@ -50,7 +50,7 @@ def export_lines(export: "ViTExport") -> Iterator[str]:
     from checkpoints.flops import forward_flops
     from engine.printing import millions
 
-    spec, preparation = export.spec, export.preparation
+    spec = export.spec
     evaluated = export.evaluated_at(export.evaluation_size).spec
     yield from _rows(
         network=f"{spec.label}: depth {spec.depth}, width {spec.width}, {spec.heads} heads, "
@@ -60,8 +60,8 @@ def export_lines(export: "ViTExport") -> Iterator[str]:
         tokens=_tokens(export),
         positions=_positions(export),
         norm=f"{'RMSNorm' if spec.rms_norm else 'LayerNorm'} eps {spec.norm_eps:g}, final norm on {spec.final_norm}",
-        statistics=f"mean {_numbers(preparation.mean)}, std {_numbers(preparation.std)}",
-        preparation=f"{preparation.interpolation}, centre crop {preparation.crop:g}",
+        statistics=f"mean {_numbers(export.mean)}, std {_numbers(export.std)}",
+        preparation=f"{export.interpolation}, centre crop {export.crop:g} of the resized short side",
         assumed="; ".join(export.facts.get("assumed") or ()),
     )
     facts = export.facts

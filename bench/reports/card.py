@@ -257,6 +257,7 @@ def _card(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publ
         for group in groups
         for metric, cell in group.cells.items()
     ]
+    cells = [cell for group in groups for cell in group.cells.values()]
     newest = max((group.newest for group in groups), key=lambda result: result.date, default=None)
     return _template().render(
         used=used,
@@ -272,6 +273,8 @@ def _card(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publ
         has_class_attention=bool(subject.config and ViTSpec(**facts["spec"]).class_attention),
         numbers=_table(("images", "protocol", "version", "metric", "value"), rows),
         notes=list(dict.fromkeys(f"{group.name}: {caveat}" for group in groups for caveat in group.caveats)),
+        has_intervals=any(cell.interval for cell in cells),
+        has_seeds=any(cell.seeds > 1 for cell in cells),
         newest=newest,
         tool=f"ssl-vit-bench {newest.versions.get('ssl-vit-bench', '')}".rstrip() if newest else "",
         source=Markup(publication.source),

@@ -126,6 +126,7 @@ def end_text(value: float, unit: str) -> str:
     return f"{value:.{interval_decimals(value, unit)}f}{suffix(unit)}"
 
 
+SIZE = "image size"  # among the conditions of a result, if another than the checkpoint's own was chosen
 SCHEMA = 2
 
 
@@ -323,7 +324,7 @@ class Result:
             **{name: fingerprint[:8] for name, fingerprint in self.data.reads.items()},
             **{f"{self.task}.{name}": value for name, value in self.settings.items()},
             "limit": self.limit,
-            **({"image size": self.chosen_size} if self.chosen_size else {}),
+            **({SIZE: self.chosen_size} if self.chosen_size else {}),
             "precision": self.precision,
             "decode": self.decode,
         }

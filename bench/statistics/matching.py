@@ -1,7 +1,8 @@
 """Pairs of results: which of them may be compared, their values for the same images, and the paired test of these.
 
-Two results may be compared if they differ only in the checkpoint; for others a reason is given. Shapes: N images, R
-resamples.
+Two results may be compared if they differ only in the checkpoint; for others a reason is given. Each network sees
+images of its own size, or both see those of one chosen size, or one sees those of a size that is the other's own.
+Shapes: N images, R resamples.
 """
 
 from collections import defaultdict
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.results.record import images_seen, labels_of, short
+from bench.results.record import SIZE, Result, images_seen, labels_of, short
 from bench.results.store import StoredResult
 from bench.statistics.intervals import averages_to
 from bench.statistics.paired import PairedTest, compare_images, compare_resamples
@@ -77,16 +78,17 @@ def match_results(
         if not left or not right:
             reasons.append(f"{protocol}: no result of {labels[bool(left)]}")
             continue
-        shared = [key for key in left if key in right]
-        if not shared:
+        pairs = [(left[key], right[key]) for key in left if key in right]
+        pairs += [pair for pair in product(left.values(), right.values()) if _is_size_of_other(*map(_any, pair))]
+        if not pairs:
             reasons.append(f"{protocol}: {_difference(left, right)}")
-        for key in shared:
-            group = next(iter(left[key].values())).result.group
-            if seeds := sorted(left[key].keys() & right[key].keys()):
-                one, other = (tuple(side[key][seed] for seed in seeds) for side in (left, right))
+        for pair in pairs:
+            group = max(map(_any, pair), key=lambda result: bool(result.chosen_size)).group
+            if seeds := sorted(pair[0].keys() & pair[1].keys()):
+                one, other = (tuple(side[seed] for seed in seeds) for side in pair)
                 matches.append(Match(group=group, first=one, second=other))
             else:
-                seeds_of_sides = (" and ".join(map(str, sorted(side[key]))) for side in (left, right))
+                seeds_of_sides = (" and ".join(map(str, sorted(side))) for side in pair)
                 reasons.append(f"{group}: no seed in common ({' against '.join(seeds_of_sides)})")
     return matches, reasons
 
@@ -154,9 +156,21 @@ def _by_protocol(results: Sequence[StoredResult]) -> dict[str, dict[str, BySeed]
     return by_protocol
 
 
+def _any(side: BySeed) -> Result:
+    """One of the results of all seeds."""
+    return next(iter(side.values())).result
+
+
+def _is_size_of_other(one: Result, other: Result) -> bool:
+    """Whether one network got images of a chosen size that is the other's own, all else being equal."""
+    first, second = ({**result.conditions, SIZE: None} for result in (one, other))
+    is_own = bool(one.chosen_size) != bool(other.chosen_size)
+    return is_own and one.image_size == other.image_size and first == second
+
+
 def _difference(left: Mapping[str, BySeed], right: Mapping[str, BySeed]) -> str:
     """The conditions in which the two most similar results differ, as text."""
-    sides = [[next(iter(seeds.values())).result.conditions for seeds in side.values()] for side in (left, right)]
+    sides = [[_any(seeds).conditions for seeds in side.values()] for side in (left, right)]
     candidates: list[list[str]] = []
     for one, other in product(*sides):
         keys = [key for key in one | other if one.get(key) != other.get(key)]

@@ -129,8 +129,9 @@ def convert(branch: BranchTensors) -> Conversion:
     if rows != columns and (is_square_number or spec.relative_position != "none"):
         # By Dinov2Embeddings.interpolate_pos_encoding and BeitRelativePositionBias.forward
         raise ValueError(f"transformers mistakes its positions for those of a grid other than {rows} x {columns}")
-    size, preparation = _processed_size(branch, spec.patch_size), _preparation(branch, spec)
-    return Conversion(spec=spec, tensors=tensors, preparation=preparation, evaluation_size=size)
+    size, crop = _processed_size(branch, spec.patch_size)
+    preparation = _preparation(branch, spec)
+    return Conversion(spec=spec, tensors=tensors, preparation=preparation, evaluation_size=size, evaluation_crop=crop)
 
 
 def join_projections(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -328,13 +329,19 @@ KINDS: dict[str, Convert] = {
 }
 
 
-def _processed_size(branch: BranchTensors, patch_size: int) -> tuple[int, int] | None:
-    """Height and width of the images that preprocessor_config.json makes, in whole patches; None if it has none."""
+def _processed_size(branch: BranchTensors, patch_size: int) -> tuple[tuple[int, int] | None, float | None]:
+    """Height and width of the images that preprocessor_config.json makes, in whole patches, and the centre crop as a
+    share of the resized short side; None if it does not say."""
     facts = branch.file.facts
     name = "crop_size" if facts.get("preparation.do_center_crop") else "size"
     sides = [facts.get(f"preparation.{name}.{side}", facts.get(f"preparation.{name}")) for side in ("height", "width")]
-    height, width = (side // patch_size * patch_size for side in size_from(sides) or (0, 0))
-    return (height, width) if height and width else None
+    height, width = size_from(sides) or (0, 0)
+    size = height // patch_size * patch_size, width // patch_size * patch_size
+    if not all(size):
+        return None, None
+    resized = facts.get("preparation.size.shortest_edge", facts.get("preparation.size"))
+    is_cropped = name == "crop_size" and isinstance(resized, int) and resized > min(height, width)
+    return size, min(height, width) / resized if is_cropped else 1.0
 
 
 def _preparation(branch: BranchTensors, spec: ViTSpec) -> Preparation:

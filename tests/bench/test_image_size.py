@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from made_results import made_checkpoint, made_metrics, made_result, save_result
@@ -10,6 +11,8 @@ import bench
 from bench.__main__ import main
 from bench.reports.leaderboard import read_leaderboard, to_csv
 from bench.results.record import read_result, result_files
+from bench.results.store import StoredResult
+from bench.statistics.matching import match_results
 from checkpoints.flops import forward_flops
 from checkpoints.importing import card_size
 from engine.errors import UserError
@@ -96,6 +99,23 @@ def test_two_default_sizes_share_a_table_that_shows_them(tmp_path):
     assert "at224 224 px" in caveat and "at518 518 px" in caveat
     header, *rows = [line.split(",") for line in to_csv(board).splitlines()]
     assert [row[header.index("image_size")] for row in rows] == ["224", "518"]
+
+
+def test_a_size_that_is_the_others_own_is_comparable():
+    """A network of 98 px and one evaluated with --image-size 98 saw the same images; other sizes are no pairs."""
+    small, large = made_checkpoint("small", 1, image_size=98), made_checkpoint("large", 2, image_size=224)
+
+    def result(used, size, **fields):
+        made = made_result(used, made_metrics({"top1": 50.0}), image_size=size, **fields)
+        return StoredResult(path=Path("result.json"), result=made)
+
+    own, chosen, default = result(small, 98), result(large, 98), result(large, 224)
+    for sides in (([own], [chosen, default]), ([chosen, default], [own])):
+        matches, reasons = match_results(*sides, ("a", "b"))
+        assert [match.group for match in matches] == ["digits/knn@dino", "digits/knn@dino[98px]"] and not reasons
+        assert [match.sides[sides[0] == [own]] for match in matches] == [(default,), (chosen,)]
+    for other in (result(large, 112), result(large, 98, limit=5)):
+        assert not match_results([own], [other], ("a", "b"))[0]
 
 
 def test_the_cards_size_is_for_the_networks_of_the_card():

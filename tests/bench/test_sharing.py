@@ -80,11 +80,14 @@ def test_a_card_shows_the_measured_results(bench, export, tmp_path):
     out, checkpoint = tmp_path / "out", subject_of(export).used
     for result in measured(replace(checkpoint, name="named-otherwise")):
         save_result(out, result)
+    other_size = {"image_size": 48, "seed": 7}  # 48 px were chosen, the network's own are 32
+    save_result(out, made_result(checkpoint, made_metrics({"top1_k10": 20.0}), **other_size))
     names = ("--model-id", "me/alpha", "--hub-dataset", "digits=me/digits", "--licence", "mit")
     words = ("card", "--checkpoint", export, "--out", out, *names)
     code, output, err = bench(*words)
-    assert code == 0 and err.startswith("1 result with --limit or --set left out") and output.count("written: ") == 2
-    assert "limit=8" not in (export / "README.md").read_text()
+    assert code == 0 and err.startswith("2 results with --limit") and output.count("written: ") == 2
+    text = (export / "README.md").read_text()
+    assert "limit=8" not in text and "48px" not in text and "+-" in text
     words = (*words, "--all")
     code, output, err = bench(*words)
     assert code == 0 and err == "" and output.count("written: ") == 2
@@ -92,6 +95,7 @@ def test_a_card_shows_the_measured_results(bench, export, tmp_path):
     for line in (
         "| digits | knn@dino | 1 | top1_k10 | 81.00 [75.0, 85.0] +- 0.82 (n=3) |",
         "| digits | linear@mae[v2] | 2 | top1 | 60.00 |",
+        "| digits | knn@dino[48px] | 1 | top1_k10 | 20.00 |",
         "- digits/linear@mae[v2 limit=8]\\: 8 of 1,297 train and 8 of 500 val images (--limit 8).",
         "| image, patch | 32 px, patches of 16 px |",
         f"| digest | {checkpoint.digest} |",

@@ -282,4 +282,6 @@ def test_the_processors_size_is_that_of_the_evaluation(tmp_path):
     assert (own.evaluation_size, processed.evaluation_size) == (own.spec.image_size, 16)  # whole patches
     assert processed.digest == own.digest and processed.spec.image_size == own.spec.image_size
     assert chosen.evaluation_size == own.spec.image_size
-    assert ViTExport.load(processed.save(tmp_path / "export")).evaluation_size == 16
+    assert (own.crop, processed.crop, processed.digest) == (own.preparation.crop, 19 / 40, own.digest)
+    stored = ViTExport.load(processed.save(tmp_path / "export"))
+    assert (stored.evaluation_size, stored.crop) == (16, 19 / 40)
