@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
-    from bench.heads import LoadedHead
+    from bench.predictions import LoadedHead
     from bench.reports.leaderboard import Leaderboard
     from bench.results.record import Result
     from bench.results.table import Results
@@ -395,23 +395,24 @@ def load_head(
     checkpoint: "FrozenExport | nn.Module | str | Path",
     *,
     statistics: str | None = None,
-    device: str = "auto",
-    batch_size: int | None = None,
-    workers: int | None = None,
+    options: Options | None = None,
 ) -> "LoadedHead":
     """A head that an evaluation with `keep_heads` kept, and its backbone: `.predict(images)` of paths or PIL images.
 
-    head: either of its files. checkpoint: the one that it was trained on. `.classes` are the names of the classes,
-    `.file` has settings, statistics and metrics. `.predict` returns for each image the probabilities of the classes
-    (C,), the class of each pixel (H, W), or depths in metres (H, W), computed as in the evaluation: from the same
-    pixels, with its precision and, unless given, its batch size.
+    head: either of its files. checkpoint: the one that it was trained on. options: device, batch size and workers;
+    precision and decoder are those of the evaluation. `.classes` are the names of the classes, `.file` has settings,
+    statistics and metrics. `.predict` returns for each image the probabilities of the classes (C,), the class of each
+    pixel (H, W), or depths in metres (H, W), computed as in the evaluation: from the same pixels and, unless given,
+    in batches of the same size.
 
     ValueError for a file that is no head, and for another checkpoint than the one it was trained on.
     """
-    from bench.heads import load_head as load_kept
+    check(options=options)
+    from bench.predictions import with_backbone
+    from bench.results.heads import read_head
 
-    export = load(checkpoint, statistics=statistics)
-    return load_kept(Path(head), export, device, batch_size=batch_size, workers=workers)
+    file = read_head(Path(head))
+    return with_backbone(file, Path(head), load(checkpoint, statistics=statistics), options or Options())
 
 
 def predict(
@@ -422,20 +423,16 @@ def predict(
     *,
     split: Literal["train", "val"] | None = None,
     statistics: str | None = None,
-    device: str = "auto",
-    skip_bad: bool = False,
-    batch_size: int | None = None,
-    workers: int | None = None,
+    options: Options | None = None,
 ) -> Path:
     """Predict a folder of images, or a split of the set at a URL, by a kept head, as `bench predict` does.
 
     Returns the path of the table, `out`/predictions.csv, which has a row for each image. Sets of any size are predicted
-    image by image; the same call goes on after a kill. skip_bad: rows of unreadable images say why. Other arguments: as
-    for `load_head`.
+    image by image; the same call goes on after a kill. options: as for `load_head`; with `skip_bad`, rows of unreadable
+    images say why.
 
     ValueError as there, for an image that cannot be read, and for a folder with other predictions.
     """
-    from bench.heads import load_head as load_kept
     from bench.names import check_writable
     from bench.predictions import write_predictions
     from bench.reports.visualize import image_set_of
@@ -446,9 +443,7 @@ def predict(
         raise UserError("out", "it lies in the folder of images, whose images it would add to: choose another", out)
     image_set = image_set_of(str(images), split)
     check_writable(Path(out))
-    export = load(checkpoint, statistics=statistics)
-    loaded = load_kept(Path(head), export, device, skip_bad, batch_size, workers)
-    return write_predictions(loaded, image_set, Path(out))
+    return write_predictions(load_head(head, checkpoint, statistics=statistics, options=options), image_set, Path(out))
 
 
 def compare(
@@ -668,17 +663,19 @@ def visualize(
     names: Sequence[str] = (),
     split: Literal["train", "val"] | None = None,
     limit: int | None = 4,
-    size: int | None = None,
+    image_size: int | None = None,
     square: bool = False,
     seed: int = 0,
     device: str = "auto",
+    precision: Literal["float32", "bfloat16"] = "float32",
     formats: Sequence[Literal["png", "svg"]] = ("png",),
 ) -> list[Path]:
     """Draw what checkpoints see, several side by side, as `bench visualize` does; returns the paths of the pictures.
 
     kind: "attention", "pca", "masks" and others (docs/visualize.md). images: image files, folders, or URLs. settings:
-    of the kind, such as {"layer": -2}. limit: images of each folder or URL. size: short side of the images for the
-    networks, in pixels; None: as each was trained. square: crop each image to the square in its middle.
+    of the kind, such as {"layer": -2}. limit: images of each folder or URL. image_size: short side of the images for
+    the networks, in pixels; None: that of each checkpoint's published evaluation. square: crop each image to the square
+    in its middle. precision: of the networks' forward passes.
 
     ValueError for an unknown kind or setting, images that cannot be read, and networks that are not ViTs.
     """
@@ -700,9 +697,10 @@ def visualize(
         sources=tuple(map(str, images if isinstance(images, list | tuple) else [images])),
         split=split,
         limit=limit,
-        size=size,
+        size=image_size,
         square=square,
         seed=seed,
         device=chosen_device(device),
+        precision=precision,
     )
     return list(draw_pictures(chosen, request, Path(out), tuple(dict.fromkeys(formats))))

@@ -20,6 +20,7 @@ from bench.statistics.compare import Comparison, compare, conclusion, interval_t
 from bench.statistics.paired import holm
 from engine.distributed import World
 from engine.files import digest, write_atomic
+from engine.machine import own_cores
 from engine.printing import in_words, say
 from imagesets.sets import open_set
 from pretrain.loop.trainer import Run
@@ -88,6 +89,7 @@ def evaluate_demo(network: Path, out: Path, seed: int) -> int:
         device="cpu",
         seed=(seed,),
         limit=LIMIT,
+        workers=own_cores(),  # threads that read images and extract features, each with operators on one core
     )
     initial, trained = f"{METHOD}-initial", f"{METHOD}-trained"
     networks = replace(

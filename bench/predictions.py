@@ -1,16 +1,19 @@
-"""`bench predict`: what a kept head predicts for a folder or an image set of any size, written as it is computed.
+"""What a kept head predicts: for images of a program (`load_head`), or for a folder or an image set (`bench predict`).
 
 OUT/predictions.csv has a row for each image, in the order of the set: the most probable classes; or the files of its
-mask and overlay, or of its depth. Every few seconds the rows are flushed to disk, and OUT/predictions.json records how
-many there are; a prediction that was killed goes on after them.
+mask and overlay, or of its depth. OUT/predictions.json says by which head, and of which images. A prediction that was
+killed goes on after the last complete row.
 """
 
+import csv
 import io
 import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +21,125 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from bench.heads import LoadedHead, probabilities
+from bench.names import ready_device
+from bench.options import Options
 from bench.results.heads import HeadFile
+from bench.run.suites import catalogue
+from checkpoints.export import read_tensors
+from checkpoints.frozen import FrozenExport
 from downstream.data.overlays import class_colours, tinted
 from engine.errors import UserError
 from engine.files import locked_or_refused, read_json, write_atomic
-from engine.printing import csv_text
+from engine.printing import csv_text, say
 from engine.progress import Progress
-from engine.training.interruptions import Timer
+from engine.tasks import Emit, Head, Task, Workspace
+from imagesets.decoding import as_rgb, decode_rgb, read_bytes
 from imagesets.sets import FileImages, ImageSet
 
 TABLE, STATE = "predictions.csv", "predictions.json"
-SAVE_EVERY = 5.0  # seconds of work that a kill may cost
 RANKED = 5  # classes of an image in the table
 NAMED_COLOURS = 7  # first classes, whose colours are far apart (downstream/data/overlays.py)
 MILLIMETRES = 1000.0  # in a metre
 MAX_DEPTH = 65.535  # metres that 16 bits of millimetres hold
+OF_THE_EVALUATION = ("precision", "compiled", "decode")  # options that a prediction takes from the evaluation
+
+
+class ImageList:
+    """Images of a Python program, paths or PIL images, with the methods of an ImageSet that read images."""
+
+    def __init__(self, images: Sequence[Any]) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def path(self, index: int) -> str:
+        image = self.images[index]
+        return str(image) if isinstance(image, str | PathLike) else f"image {index}"
+
+    def encoded(self, index: int) -> bytes | None:
+        is_path = isinstance(self.images[index], str | PathLike)
+        return read_bytes(self.path(index)) if is_path else None
+
+    def image(self, index: int) -> Image.Image:
+        encoded = self.encoded(index)
+        return as_rgb(self.images[index]) if encoded is None else decode_rgb(encoded, self.path(index))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedHead:
+    """A kept head with its backbone, ready to predict."""
+
+    file: HeadFile
+    tensors: Mapping[str, Any]
+    task: Task
+    export: FrozenExport
+    space: Workspace
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes by number; empty for depth."""
+        return self.file.classes
+
+    def apply(self, images: Any, emit: Emit, first: int = 0) -> None:
+        """`Task.apply_head` on an ImageSet or ImageList."""
+        head = Head(tensors=self.tensors, classes=self.classes, facts=self.file.facts)
+        self.task.apply_head(head, self.export, images, self.space, emit, first)
+
+    def predict(self, images: Sequence["str | PathLike | Image.Image"]) -> list[np.ndarray]:
+        """What the head predicts for images, given as paths or PIL images, in memory.
+
+        Probabilities of the classes (C,) float32; masks, the class of each pixel (H, W) uint8; or depth in metres
+        (H, W) float32. ValueError, naming the file, for an image that cannot be read.
+        """
+        predictions: dict[int, Any] = {}
+        strict = replace(self, space=replace(self.space, skip_bad=False))
+        strict.apply(ImageList(images), predictions.__setitem__)
+        values = [predictions[index] for index in range(len(images))]
+        return [probabilities(row) for row in values] if self.file.predicts == "classes" else values
+
+
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    """Softmax of logits (C,), float32."""
+    import torch
+
+    return torch.from_numpy(logits).softmax(0).numpy()
+
+
+def with_backbone(file: HeadFile, path: Path, export: FrozenExport, options: Options) -> LoadedHead:
+    """A kept head, read from `path`, with its backbone. UserError for another one than that it was trained on."""
+    result, used = file.result, file.result.protocol
+    if export.digest != result.checkpoint.digest:
+        trained_on = f"{result.checkpoint.name} (digest {result.checkpoint.digest[:8]})"
+        text = f"it was trained on {trained_on}, and this checkpoint has digest {export.digest[:8]}: give that one"
+        raise UserError("head", text, path)
+    for name in OF_THE_EVALUATION:
+        if (value := getattr(options, name)) != getattr(Options(), name):
+            raise UserError("options", f"{name} is that of the evaluation: leave it out", value)
+    cautions = [*result.facts.get("warnings", ()), *([f"trained with limit={result.limit}"] if result.limit else [])]
+    say(*(f"{path.name}: {caution}" for caution in cautions), errors=True)
+    chosen = catalogue(suite=used.name).protocols.get(used.name)
+    if chosen is None:
+        fix = f"install {used.plugin}" if used.plugin else "use the version of ssl-vit-bench that kept the head"
+        raise UserError("head", f"there is no protocol {used.name} here: {fix}", path)
+    space = Workspace(
+        cache=Path(),
+        data="",
+        device=ready_device(options.device, result.compiled),
+        precision=result.precision,  # type: ignore[arg-type]
+        compiled=result.compiled,
+        decode=result.decode,  # type: ignore[arg-type]
+        skip_bad=options.skip_bad,
+        batch_size=options.batch_size or file.batch_size,
+        workers=options.workers,
+    )
+    return LoadedHead(
+        file=file,
+        tensors=read_tensors(path.with_suffix(".safetensors")),
+        task=type(chosen.task)(**result.settings),
+        export=export.evaluated_at(result.image_size) if result.image_size else export,
+        space=space,
+    )
 
 
 def write_predictions(head: LoadedHead, images: ImageSet, out: Path) -> Path:
@@ -41,117 +147,96 @@ def write_predictions(head: LoadedHead, images: ImageSet, out: Path) -> Path:
 
     UserError if `out` holds something else. Raises UnreadableImage unless `skip_bad`: its rows say what is wrong.
     """
+    table, state = out / TABLE, out / STATE
+    identity = {"head": head.file.sha256, "images": images.fingerprint}
+    if head.file.predicts == "depth" and head.task.depths[1] > MAX_DEPTH:  # type: ignore[attr-defined]
+        farthest = f"{head.task.depths[1]:g} m"  # type: ignore[attr-defined]
+        raise UserError("head", f"it predicts up to {farthest}, and the files hold up to {MAX_DEPTH} m")
     with locked_or_refused(out / ".lock", f"{out}: another bench predict writes to this folder"):
-        state_path, table = out / STATE, out / TABLE
-        state: dict[str, Any] = {
-            "head": head.file.sha256,
-            "images": images.fingerprint,
-            "count": len(images),
-            "done": 0,
-            "bytes": 0,
-        }
-        if state_path.exists():
-            earlier = read_json(state_path, type=dict[str, Any])
-            if any(earlier.get(name) != state[name] for name in ("head", "images")):
-                raise UserError("out", "it has predictions by another head, or of other images: choose a new one", out)
-            state = earlier
-        size = table.stat().st_size if table.exists() else 0
-        if size < state["bytes"] or (size and not state["bytes"]):
-            raise UserError("out", f"its {TABLE} is not as bench predict left it: choose a new folder", out)
-        check_depth(head.file, head.task)
-        table.touch()
-        os.truncate(table, state["bytes"])
-        progress = Progress(f"predicting {images.url}", len(images))
-        with open(table, "ab") as file, progress:
-            progress.resume(state["done"])
-            rows = Rows(head.file, images, out, file, state, progress)
-            rows.save()
-            try:
-                head.apply(images, rows.emit, state["done"])
-            finally:
-                rows.save()
+        if state.exists() and read_json(state, type=dict[str, Any]) != identity:
+            raise UserError("out", "it has predictions by another head, or of other images: choose a new folder", out)
+        if table.exists() and not state.exists():
+            raise UserError("out", f"its {TABLE} is not by bench predict: choose a new folder", out)
+        write_atomic(state, msgspec.json.encode(identity) + b"\n")
+        rows = Rows(head.file, images, out)
+        complete = complete_rows(table, rows.header)
+        write_atomic(table, in_bytes(complete))
+        with open(table, "ab") as file, Progress(f"predicting {images.url}", len(images)) as progress:
+            done = len(complete) - 1
+            progress.resume(done)
+            waiting: dict[int, np.ndarray | str] = {}  # predictions of later images than the next one
+            lock = threading.Lock()
+
+            def emit(index: int, prediction: "np.ndarray | str") -> None:
+                nonlocal done
+                with lock:
+                    waiting[index] = prediction
+                    while done in waiting:
+                        file.write(in_bytes([rows.row(done, waiting.pop(done))]))
+                        file.flush()
+                        done += 1
+                        progress.advance(1)
+
+            head.apply(images, emit, done)
     return table
 
 
-def check_depth(file: HeadFile, task: Any) -> None:
-    """UserError if the head can predict a depth that the files cannot hold."""
-    if file.predicts == "depth" and task.depths[1] > MAX_DEPTH:
-        raise UserError("head", f"it predicts up to {task.depths[1]:g} m, and the files hold up to {MAX_DEPTH} m")
+def in_bytes(rows: Sequence[Sequence[Any]]) -> bytes:
+    """CSV of rows; names of files need not be UTF-8."""
+    return csv_text(rows).encode(errors="surrogateescape")
+
+
+def complete_rows(table: Path, header: list[str]) -> list[list[str]]:
+    """The rows of a table, its header first, without a last one that a kill cut off."""
+    text = table.read_bytes().decode(errors="surrogateescape") if table.exists() else ""
+    rows = list(csv.reader(io.StringIO(text, newline="")))
+    if rows and not (text.endswith("\n") and len(rows[-1]) == len(header)):
+        rows.pop()
+    return rows or [header]
 
 
 class Rows:
-    """The rows of the table, written in the order of the images, in whatever order they are predicted."""
+    """What the table says of each image; writes the files that it names."""
 
-    def __init__(
-        self,
-        file: HeadFile,
-        images: ImageSet,
-        out: Path,
-        table: io.BufferedWriter,
-        state: dict[str, Any],
-        bar: Progress,
-    ) -> None:
-        self.head, self.images, self.out, self.table, self.state, self.bar = file, images, out, table, state, bar
-        self.waiting: dict[int, np.ndarray | str] = {}  # predictions of later images than the next one
-        self.lock, self.timer = threading.Lock(), Timer(SAVE_EVERY)
-        self.ranked = min(RANKED, len(file.classes))
-        self.colours = class_colours(Counter(range(min(NAMED_COLOURS, len(file.classes)))), len(file.classes))
-        self.keep_suffix = file.predicts != "classes" and share_stems(images)
-        if not state["bytes"]:
-            self.write(["image", *self.columns, "error"])
-            state["bytes"] = table.tell()
-            if file.predicts == "mask":
-                write_classes(out / "classes.csv", file.classes, self.colours)
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """The columns between those of the image and of the error."""
-        if self.head.predicts == "classes":
+    def __init__(self, head: HeadFile, images: ImageSet, out: Path) -> None:
+        self.head, self.images, self.out = head, images, out
+        self.ranked = min(RANKED, len(head.classes))
+        columns: Sequence[str] = ["depth"]
+        if head.predicts == "classes":
             numbers = ["", *range(2, self.ranked + 1)]
-            return [f"{name}{number}" for number in numbers for name in ("class", "probability")]
-        return ("mask", "overlay") if self.head.predicts == "mask" else ("depth",)
+            columns = [f"{name}{number}" for number in numbers for name in ("class", "probability")]
+        else:
+            self.file_name = file_names(images)
+        if head.predicts == "mask":
+            columns = ["mask", "overlay"]
+            self.colours = class_colours(Counter(range(min(NAMED_COLOURS, len(head.classes)))), len(head.classes))
+            hexes = [f"#{colour.tobytes().hex()}" for colour in self.colours]
+            classes = zip(range(len(hexes)), head.classes, hexes, strict=False)
+            write_atomic(out / "classes.csv", csv_text([("number", "class", "colour"), *classes]))
+        self.header = ["image", *columns, "error"]
 
-    def write(self, row: Sequence[Any]) -> None:
-        self.table.write(csv_text([row]).encode(errors="surrogateescape"))
-
-    def emit(self, index: int, prediction: "np.ndarray | str") -> None:
-        """Take the prediction of an image, and write those whose turn it is."""
-        with self.lock:
-            if index >= self.state["done"]:
-                self.waiting[index] = prediction
-            while (number := self.state["done"]) in self.waiting:
-                prediction = self.waiting.pop(number)
-                if isinstance(prediction, str):
-                    values, reason = [""] * len(self.columns), prediction
-                else:
-                    values, reason = self.values(number, prediction), ""
-                self.write([name_of(self.images, number), *values, reason])
-                self.state |= {"done": number + 1, "bytes": self.table.tell()}
-                self.bar.advance(1)
-                if self.timer.is_due():
-                    self.save()
-
-    def save(self) -> None:
-        """Flush the rows to disk, then record how many there are."""
-        with self.timer:
-            self.table.flush()
-            os.fsync(self.table.fileno())
-            write_atomic(self.out / STATE, msgspec.json.encode(self.state) + b"\n")
+    def row(self, index: int, prediction: "np.ndarray | str") -> list[Any]:
+        """The row of an image. prediction: the reason if it cannot be read."""
+        name = name_of(self.images, index)
+        if isinstance(prediction, str):
+            return [name, *[""] * (len(self.header) - 2), prediction]
+        return [name, *self.values(index, prediction), ""]
 
     def values(self, index: int, prediction: np.ndarray) -> list[Any]:
-        """The columns of an image; writes its files."""
         if self.head.predicts == "classes":
             best, shares = np.argsort(-prediction, kind="stable")[: self.ranked], probabilities(prediction)
             return [value for number in best for value in (self.head.classes[number], f"{shares[number]:.6g}")]
-        name = safe_path(name_of(self.images, index), self.keep_suffix)
+        name = self.file_name(index)
         if self.head.predicts == "depth":
             depth = Image.fromarray(np.rint(prediction * MILLIMETRES).astype(np.uint16))
             return [self.write_image(depth, f"depth/{name}.png", "PNG")]
         mask = Image.fromarray(prediction)
         mask.putpalette(self.colours[:256].tobytes())
         overlay = tinted(self.images.image(index), prediction, self.colours)
-        masks, overlays = f"masks/{name}.png", f"overlays/{name}.jpg"
-        return [self.write_image(mask, masks, "PNG"), self.write_image(overlay, overlays, "JPEG")]
+        return [
+            self.write_image(mask, f"masks/{name}.png", "PNG"),
+            self.write_image(overlay, f"overlays/{name}.jpg", "JPEG"),
+        ]
 
     def write_image(self, image: Image.Image, name: str, form: str) -> str:
         """Write an image to OUT/NAME; returns NAME."""
@@ -166,19 +251,21 @@ def name_of(images: ImageSet, index: int) -> str:
     return images.images.names[index] if isinstance(images.images, FileImages) else images.path(index)
 
 
-def safe_path(name: str, keep_suffix: bool) -> str:
-    """A relative path, without a suffix unless it is kept, for the files about the image of this name."""
-    parts = [re.sub(r"[\0:\\]", "-", part) for part in name.split("/") if part not in ("", ".", "..")]
-    return "/".join(parts) if keep_suffix else os.path.splitext("/".join(parts))[0]
+def file_names(images: ImageSet) -> Callable[[int], str]:
+    """Index of an image -> the name, a relative path, of the files about it; never that of another image.
 
+    It is the image's name without its suffix; with the suffix if names differ in that alone, as a.jpg and a.png; and
+    with the image's number if they are still the same on some system, as a:b and a-b, or A and a.
+    """
 
-def share_stems(images: ImageSet) -> bool:
-    """Whether two images differ only in the suffix of their names, as a.jpg and a.png."""
-    stems = {hash(safe_path(name_of(images, index), False)) for index in range(len(images))}
-    return len(stems) < len(images)
+    def name(index: int, form: int) -> str:
+        parts = [re.sub(r"[\0:\\]", "-", part) for part in name_of(images, index).split("/")]
+        whole = "/".join(part for part in parts if part not in ("", ".", ".."))
+        return (os.path.splitext(whole)[0], whole, f"{whole}-{index}")[form]
 
-
-def write_classes(path: Path, classes: Sequence[str], colours: np.ndarray) -> None:
-    """A table of the numbers of classes in masks, their names and colours."""
-    rows = ((number, name, "#" + bytes(colours[number]).hex()) for number, name in enumerate(classes))
-    write_atomic(path, csv_text([("number", "class", "colour"), *rows]))
+    for form in (0, 1):
+        if len({hash(name(index, form).casefold()) for index in range(len(images))}) == len(images):
+            break
+    else:
+        form = 2
+    return lambda index: name(index, form)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bench.options import CommandOptions
+from bench.options import CommandOptions, options_from
 from engine.settings import NonNegativeInt, PositiveInt
 
 EPILOG = """A head is kept by bench run --keep-heads DIR, as a .safetensors and a .json file; --head takes either.
@@ -36,10 +36,17 @@ class Options(CommandOptions):
 
 def run(options: Options) -> int:
     """0: all images are predicted."""
-    from bench.api import predict
-    from bench.options import CommandOptions
+    from bench import api
     from engine.printing import say
 
-    shared = vars(CommandOptions())
-    say(f"written: {predict(**{name: value for name, value in vars(options).items() if name not in shared})}")
+    path = api.predict(
+        options.checkpoint,
+        options.head,
+        options.images,
+        options.out,
+        split=options.split,
+        statistics=options.statistics,
+        options=options_from(options, api.Options),
+    )
+    say(f"written: {path}")
     return 0

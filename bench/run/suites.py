@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
+from bench.index import is_stored, stored_index
 from bench.settings import changed, read_changes
 from engine.errors import UserError, in_one_line, option
 from engine.extensions import Extension, extensions, import_extension, refused_plugins
@@ -65,19 +66,17 @@ class Catalogue:
 
 
 def catalogue(kinds: Sequence[str] = KINDS, suite: str = "") -> Catalogue:
-    """Import every task file. Those that fail are left out, with the reason in `broken`.
+    """Import task files. Those that fail are left out, with the reason in `broken`.
 
-    suite: the value of `--suite`. If it consists of protocols whose task files have the same name, as knn.py has for
-    `knn@dino`, only these files are imported.
+    suite: the value of `--suite`: only the files that it names are imported, and those that the index does not
+    describe, such as plugins. Importing all takes seconds.
     """
     protocols: dict[str, ChosenProtocol] = {}
     suites: dict[str, tuple[str, ...]] = {}
     broken = {extension: reason for kind in kinds for extension, reason in refused_plugins(kind).items()}
     files = [extension for kind in kinds for extension in extensions(kind).values()]
-    words = [word.strip() for word in suite.split(",") if word.strip()]
-    families = {word.partition("@")[0] for word in words}
-    if words and all("@" in word for word in words) and families <= {extension.key for extension in files}:
-        files = [extension for extension in files if extension.key in families]
+    if keys := _named_files([word.strip() for word in suite.split(",") if word.strip()]):
+        files = [extension for extension in files if extension.key in keys or not is_stored(extension)]
     for extension in sorted(files, key=lambda extension: bool(extension.plugin)):  # ours first: they keep their names
         try:
             module = import_extension(extension)
@@ -91,6 +90,16 @@ def catalogue(kinds: Sequence[str] = KINDS, suite: str = "") -> Catalogue:
             suites[name] = suites.get(name, ()) + tuple(members)
     ordered = dict(sorted(protocols.items(), key=lambda item: item[1].task.COST))
     return Catalogue(protocols=ordered, suites=suites, broken=broken)
+
+
+def _named_files(words: Sequence[str]) -> set[str]:
+    """Keys of the task files with what `words` name by the index; none if it lacks one of them."""
+    files: dict[str, set[str]] = {}
+    for key, entry in stored_index().items():
+        for name, protocol in entry.with_reported.items():
+            for word in (key, name, name.partition("@")[0], *protocol.suites):
+                files.setdefault(word, set()).add(key)
+    return set().union(*(files[word] for word in words)) if all(word in files for word in words) else set()
 
 
 def _protocols(extension: Extension, module: ModuleType) -> dict[str, ChosenProtocol]:

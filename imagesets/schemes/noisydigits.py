@@ -4,6 +4,8 @@ Real handwriting on which raw pixels score low, because digits of a class are in
 pixels are the same on every machine.
 """
 
+from functools import cache
+
 import numpy as np
 
 from imagesets.names import PackedNames
@@ -21,12 +23,20 @@ MIN_INK = 180  # darkest colour of a digit
 MAX_NOISE = 40  # added to or subtracted from each value
 
 
+@cache
+def pixels_of(split: Split) -> np.ndarray:
+    """The images (N, SIDE, SIDE, 3) uint8 of a split; drawn once, and read-only."""
+    random = np.random.RandomState(SEEDS[split])  # frozen streams (NumPy NEP 19)
+    pixels = draw_scenes(enlarge_digits(digits.open_split("", split)), random)
+    pixels.flags.writeable = False
+    return pixels
+
+
 def open_split(place: str, split: Split) -> ImageSet:
     """Draw one split from the same split of `digits:`. Raises ValueError if `place` is not empty."""
     if place:
         raise ValueError(f"noisydigits:{place}: the set is drawn in memory and takes no path; write noisydigits:")
     source = digits.open_split("", split)
-    random = np.random.RandomState(SEEDS[split])  # frozen streams (NumPy NEP 19)
     return ImageSet(
         url="noisydigits:",
         split=split,
@@ -34,7 +44,7 @@ def open_split(place: str, split: Split) -> ImageSet:
         labels=source.labels,
         images=MemoryImages(
             names=PackedNames.pack(f"noisydigits:{split}/{index}" for index in range(len(source))),
-            pixels=draw_scenes(enlarge_digits(source), random),
+            pixels=pixels_of(split),
         ),
         notes=(f"scikit-learn's {len(source)} {split} digits of `digits:`, each at a random place on a noisy ground",),
     )

@@ -177,7 +177,7 @@ def test_progress_is_heard_by_a_function_alone(exports, tmp_path, capsys):
 
 
 def test_visualize_and_the_version(exports, tmp_path):
-    (path,) = api.visualize("pca", exports[0], "digits:", tmp_path, limit=2, size=32)
+    (path,) = api.visualize("pca", exports[0], "digits:", tmp_path, limit=2, image_size=32)
     assert path == tmp_path / "pca.png" and path.read_bytes()[:4] == b"\x89PNG"
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*", api.__version__)
 

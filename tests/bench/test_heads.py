@@ -123,9 +123,10 @@ def test_predictions_are_streamed_and_resumed(exports, tmp_path, monkeypatch):
     arguments = (exports[0], head, images)
     with pytest.raises(ValueError, match=r"broken\.jpg"):
         api.predict(*arguments, tmp_path / "strict")
-    whole = api.predict(*arguments, tmp_path / "whole", skip_bad=True).read_bytes()
+    skipping = {"options": api.Options(skip_bad=True)}
+    whole = api.predict(*arguments, tmp_path / "whole", **skipping).read_bytes()
     rows = rows_of(tmp_path / "whole/predictions.csv")
-    assert api.predict(*arguments, tmp_path / "strict", skip_bad=True).read_bytes() == whole
+    assert api.predict(*arguments, tmp_path / "strict", **skipping).read_bytes() == whole
     assert len(rows) == 41 and [row["image"] for row in rows if row["error"]] == ["broken.jpg"]
 
     class Killed(BaseException):
@@ -133,8 +134,8 @@ def test_predictions_are_streamed_and_resumed(exports, tmp_path, monkeypatch):
 
     def kill(rows: predicting.Rows, index: int, prediction: np.ndarray) -> list:
         if index == 20:
-            rows.table.write(b"half a ro")
-            rows.table.flush()
+            with open(out / "predictions.csv", "ab") as table:
+                table.write(b'"half a ro\n')
             raise Killed
         return values(rows, index, prediction)
 
@@ -142,10 +143,10 @@ def test_predictions_are_streamed_and_resumed(exports, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(predicting.Rows, "values", kill)
         with pytest.raises(Killed):
-            api.predict(*arguments, out, skip_bad=True)
-    assert (out / "predictions.csv").read_bytes().endswith(b"half a ro")
-    assert api.predict(*arguments, out, skip_bad=True).read_bytes() == whole
-    assert api.predict(*arguments, out, skip_bad=True).read_bytes() == whole  # nothing is left to do
+            api.predict(*arguments, out, **skipping)
+    assert (out / "predictions.csv").read_bytes().endswith(b'"half a ro\n')
+    assert api.predict(*arguments, out, **skipping).read_bytes() == whole
+    assert api.predict(*arguments, out, **skipping).read_bytes() == whole  # nothing is left to do
 
     with pytest.raises(ValueError) as refused:
         api.predict(exports[1], head, images, tmp_path / "other")
@@ -153,6 +154,9 @@ def test_predictions_are_streamed_and_resumed(exports, tmp_path, monkeypatch):
     with pytest.raises(ValueError) as refused:
         api.predict(exports[0], head, "digits:", out)
     assert refused.value.argument == "out"
+    with pytest.raises(ValueError) as refused:
+        api.load_head(head, exports[0], options=api.Options(decode="fast"))
+    assert refused.value.argument == "options"
     inside = images / "out"
     refusals = [("out", images, inside), ("out", f"images:{images}", inside), ("images", images / "broken.jpg", out)]
     for argument, *changed in refusals:
@@ -163,6 +167,26 @@ def test_predictions_are_streamed_and_resumed(exports, tmp_path, monkeypatch):
     with pytest.raises(ValueError) as refused:
         api.load_head(head, exports[0])
     assert refused.value.argument == "head"
+
+
+@pytest.mark.parametrize(
+    ("names", "files"),
+    [
+        (["a.jpg", "b/a.jpg"], ["a", "b/a"]),
+        (["a.jpg", "a.png"], ["a.jpg", "a.png"]),
+        (["a-b.jpg", "a:b.jpg", "c.jpg"], ["a-b.jpg-0", "a-b.jpg-1", "c.jpg-2"]),
+        (["A.jpg", "a.jpg", "x-1.jpg", "x/1.jpg"], ["A.jpg-0", "a.jpg-1", "x-1.jpg-2", "x/1.jpg-3"]),
+    ],
+)
+def test_no_two_images_share_a_file(names, files, tmp_path):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    images = open_set(f"images:{tmp_path}", "train")
+    name_of = predicting.file_names(images)
+    assert {predicting.name_of(images, index): name_of(index) for index in range(len(images))} == dict(
+        zip(names, files, strict=True)
+    )
 
 
 def test_a_result_without_its_head_is_evaluated_again(bench, exports, tmp_path):

@@ -71,12 +71,11 @@ def test_unknown_words_of_a_suite_are_refused_before_tasks_are_imported():
             refuse_unknown(f"smoke,{word}")
 
 
-def test_protocols_named_by_their_files_import_only_these_files():
-    """Other words may name suites and families of any file."""
-    chosen = catalogue(suite="knn@dino, locality@smoke").protocols.values()
-    assert {protocol.key for protocol in chosen} == {"knn", "locality"}
-    assert catalogue(suite="knn@dino,smoke").protocols.keys() == catalogue().protocols.keys()
-    assert catalogue(suite="upernet@mae").protocols.keys() == catalogue().protocols.keys()
+def test_only_the_files_that_a_suite_names_are_imported():
+    for suite, files in (("knn@dino, logreg@dinov2", {"knn", "lowshot"}), ("upernet@mae", {"upernet_ade20k"})):
+        assert {protocol.key for protocol in catalogue(suite=suite).protocols.values()} == files
+    for suite in ("quick", "smoke", "knn", "logreg,paper:moca", "frozen"):
+        assert choose_protocols(suite, catalogue(suite=suite)) == choose_protocols(suite, catalogue()), suite
     with pytest.raises(ValueError, match="knn@dino"):
         choose_protocols("knn@dinno", catalogue(suite="knn@dinno"))
 
