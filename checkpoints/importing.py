@@ -386,8 +386,8 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
         if unknown:
             raise ValueError(f"tensors that are neither used nor known to be dropped: {short_text(unknown)}")
         _check_storage(branch)
-        if conversion.evaluation_size is None and (size := card_size(conversion.spec)) != conversion.spec.image_size:
-            conversion = replace(conversion, evaluation_size=size, evaluation_crop=CARD_CROP)
+        if conversion.evaluation_size is None and (of_card := card_size(conversion.spec)) != conversion.spec.image_size:
+            conversion = replace(conversion, evaluation_size=of_card, evaluation_crop=CARD_CROP)
         published = replace(conversion.spec, image_size=conversion.evaluation_size or conversion.spec.image_size)
         export = ViTExport.make(
             conversion.spec, conversion.preparation or options.preparation, conversion.tensors, conversion.extra

@@ -1,4 +1,4 @@
-"""A clock in which images, layers and steps take seconds, and the longest silence of work that it times."""
+"""A clock in which images, layers and steps take seconds, for tests that work is never silent for ten of them."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -33,16 +33,17 @@ class SlowClock:
             if progress._open:
                 progress._open[-1].advance(0)
 
-    def longest_silence(self) -> float:
-        """Seconds without a line, until now."""
-        return max(after - before for before, after in pairwise([*self.lines, self.now]))
+    def check(self) -> None:
+        """Check that no ten seconds passed without a line, and that the work took long enough to say so."""
+        assert self.now > 10, "work that the test does not slow down"
+        assert max(after - before for before, after in pairwise([*self.lines, self.now])) <= 10
 
 
 @contextmanager
-def slow_clock(file: float = 0.3) -> Iterator[SlowClock]:
-    """A context in which the clock of progress moves by the seconds of the work that is done.
+def slow_clock(file: float = 0.3, pace: float = 1.0) -> Iterator[SlowClock]:
+    """A context in which the clock of progress moves by the seconds of the work that is done, and must be told of.
 
-    file: seconds that an image takes to open.
+    file: seconds that an image takes to open. pace: factor of the seconds of blocks and updates.
     """
     clock = SlowClock()
 
@@ -55,7 +56,7 @@ def slow_clock(file: float = 0.3) -> Iterator[SlowClock]:
 
     def block(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         if isinstance(module, Block):
-            clock.pass_by(BLOCK_OF_IMAGE * len(inputs[0]))
+            clock.pass_by(pace * BLOCK_OF_IMAGE * len(inputs[0]))
 
     def printed(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **options: Any) -> Any:
@@ -70,7 +71,7 @@ def slow_clock(file: float = 0.3) -> Iterator[SlowClock]:
     minimize = capi.minimize
     hooks = [
         torch.nn.modules.module.register_module_forward_pre_hook(block),
-        register_optimizer_step_post_hook(lambda *_: clock.pass_by(STEP)),
+        register_optimizer_step_post_hook(lambda *_: clock.pass_by(pace * STEP)),
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress, "clock", lambda: clock.now)
@@ -83,6 +84,7 @@ def slow_clock(file: float = 0.3) -> Iterator[SlowClock]:
         patch.setattr(Fitter, "minimise", slowed(Fitter.minimise, FIT))
         try:
             yield clock
+            clock.check()
         finally:
             for hook in hooks:
                 hook.remove()

@@ -340,8 +340,9 @@ def _processed_size(branch: BranchTensors, patch_size: int) -> tuple[tuple[int, 
     if not all(size):
         return None, None
     resized = facts.get("preparation.size.shortest_edge", facts.get("preparation.size"))
-    is_cropped = name == "crop_size" and isinstance(resized, int) and resized > min(height, width)
-    return size, min(height, width) / resized if is_cropped else 1.0
+    if name == "crop_size" and isinstance(resized, int) and resized > min(height, width):
+        return size, min(height, width) / resized
+    return size, 1.0
 
 
 def _preparation(branch: BranchTensors, spec: ViTSpec) -> Preparation:

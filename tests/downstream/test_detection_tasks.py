@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from slow_clock import slow_clock
 from torch.nn.functional import fold, interpolate, unfold
 from toy_scenes import PLAIN, SPECS, export_of, kill_at_call, task_refusal, workspace
 
@@ -91,7 +92,8 @@ def test_batch_norm_over_fewer_images_than_in_the_recipe_is_warned_of(tmp_path, 
 @pytest.mark.parametrize("task", TASKS)
 def test_detectors_train_and_keep_the_arrays_behind_their_metrics(task, tmp_path, trainings):
     export = export_of()
-    outcome = TASKS[task].run(export, workspace(tmp_path, "tiny-coco:", batch_size=4))
+    with slow_clock(file=0.0, pace=6.0):
+        outcome = TASKS[task].run(export, workspace(tmp_path, "tiny-coco:", batch_size=4))
     arrays = outcome.arrays
     shapes = {name: arrays[name].shape for name in ("classes", "boxes", "objects")}
     assert shapes == {"classes": (8, 10), "boxes": (8, 10, 4), "objects": (8, 4)}

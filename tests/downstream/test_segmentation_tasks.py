@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from slow_clock import slow_clock
 from toy_scenes import SPECS, export_of, task_refusal, workspace
 
 from downstream.data.scenes import tiny_folder
@@ -109,7 +110,8 @@ def test_a_training_is_locked_while_it_runs_and_is_read_and_is_not_repeated(tmp_
 
 
 def test_a_run_prints_progress_alone_and_keeps_a_log(tmp_path, capfd):
-    outcome = replace(UPERNET, steps=10).run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
+    with slow_clock(file=0.0, pace=6.0):
+        outcome = replace(UPERNET, steps=10).run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
     printed = capfd.readouterr()
     assert printed.out == ""
     assert all(line.startswith(("upernet on tiny", "evaluating")) for line in printed.err.splitlines())
