@@ -679,7 +679,7 @@ def visualize(
 
     ValueError for an unknown kind or setting, images that cannot be read, and networks that are not ViTs.
     """
-    check(kind=kind, settings=settings, limit=limit, seed=seed)
+    check(kind=kind, settings=settings)
     from bench.names import chosen_device
     from bench.reports.pictures import Format
     from bench.reports.visualize import PictureRequest, chosen_kind, draw_pictures
@@ -697,7 +697,7 @@ def visualize(
         sources=tuple(map(str, images if isinstance(images, list | tuple) else [images])),
         split=split,
         limit=limit,
-        size=image_size,
+        image_size=image_size,
         square=square,
         seed=seed,
         device=chosen_device(device),

@@ -28,7 +28,7 @@ from engine.errors import in_one_line, on_command_line, traceback_of
 from engine.extensions import one_line
 from engine.machine import keep_memory, sleep_at_barriers
 from engine.printing import did_you_mean, say
-from engine.progress import Progress
+from engine.progress import Progress, process_age
 from engine.settings import annotations, from_text, plain_type, union_members
 from engine.training.interruptions import STOPPED, Stopped
 
@@ -73,16 +73,21 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     with on_command_line():
-        return run_command(with_dashes(sys.argv[1:] if argv is None else argv))
+        if argv is None:
+            return run_command(with_dashes(sys.argv[1:]), process_age())  # imports of a busy machine are silent, too
+        return run_command(with_dashes(argv))
 
 
-def run_command(argv: Sequence[str]) -> int:
-    """Run one command and return its exit code; errors that a user can cause are printed in one line."""
+def run_command(argv: Sequence[str], spent: float = 0.0) -> int:
+    """Run one command and return its exit code; errors that a user can cause are printed in one line.
+
+    spent: seconds that it has taken already.
+    """
     try:
         command, options = parsed(argv)
         keep_memory()  # has to be set before torch allocates
         sleep_at_barriers()  # and before it is imported
-        with Progress(f"bench {argv[0]}", None):
+        with Progress(f"bench {argv[0]}", None, spent=spent):
             return command.run(options)
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)

@@ -29,7 +29,7 @@ from checkpoints.export import read_tensors
 from checkpoints.frozen import FrozenExport
 from downstream.data.overlays import class_colours, tinted
 from engine.errors import UserError
-from engine.files import locked_or_refused, read_json, write_atomic
+from engine.files import locked_or_refused, open_regular, read_json, write_atomic
 from engine.printing import csv_text, say
 from engine.progress import Progress
 from engine.tasks import Emit, Head, Task, Workspace
@@ -188,7 +188,10 @@ def in_bytes(rows: Sequence[Sequence[Any]]) -> bytes:
 
 def complete_rows(table: Path, header: list[str]) -> list[list[str]]:
     """The rows of a table, its header first, without a last one that a kill cut off."""
-    text = table.read_bytes().decode(errors="surrogateescape") if table.exists() else ""
+    if not table.exists():
+        return [header]
+    with open_regular(table) as file:
+        text = file.read().decode(errors="surrogateescape")
     rows = list(csv.reader(io.StringIO(text, newline="")))
     if rows and not (text.endswith("\n") and len(rows[-1]) == len(header)):
         rows.pop()

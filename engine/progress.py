@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from engine import printing
+from engine.files import open_regular
 from engine.printing import printable
 
 if TYPE_CHECKING:
@@ -29,14 +30,23 @@ clock: Callable[[], float] = time.monotonic
 _open: list["Progress"] = []  # those that are shown, the innermost last
 
 
+def process_age() -> float:
+    """Seconds since this process was started; 0 where the system does not tell."""
+    if not sys.platform.startswith("linux"):
+        return 0.0
+    with open_regular("/proc/self/stat") as file:
+        ticks = int(file.read().rpartition(b")")[2].split()[19])  # since boot: proc_pid_stat(5), field 22
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
 class Progress:
     """Progress display: a context manager around `total` units of work. Any thread may call `advance`.
 
     Of torchrun's processes only rank 0 prints. A total of None is for work around other work, such as a command: it has
     no units, and says how long it has taken if nothing else was printed for HEARTBEAT seconds.
 
-    parts: parts of a unit, such as the passes of an accumulated step, which `advance` and `resume` count. stream: where
-    to print; by default standard error.
+    parts: parts of a unit, such as the passes of an accumulated step, which `advance` and `resume` count. spent:
+    seconds that the work has taken already. stream: where to print; by default standard error.
     """
 
     def __init__(
@@ -46,9 +56,10 @@ class Progress:
         unit: str = "images",
         *,
         parts: int = 1,
+        spent: float = 0.0,
         stream: TextIO | None = None,
     ) -> None:
-        self.label, self.unit, self.parts = label, unit, parts
+        self.label, self.unit, self.parts, self.spent = label, unit, parts, spent
         self.total = math.inf if total is None else total
         self.quiet = os.environ.get("RANK", "0") != "0"
         self.done = self.before = 0
@@ -60,7 +71,7 @@ class Progress:
         self._bar: rich_progress.Progress | None = None
 
     def __enter__(self) -> "Progress":
-        self._start = clock()
+        self._start = clock() - self.spent
         self._first: tuple[float, int] | None = None  # time when the first units were done, and their number
         self._next = self._start + (SILENT_FOR if self.total < math.inf else HEARTBEAT)
         if not self.quiet:

@@ -39,7 +39,7 @@ class Options(CommandOptions):
     split: Literal["train", "val"] | None = None  # split of URLs (val, if there is one)
     limit: PositiveInt = 4  # N: images of each folder or URL, evenly spread (4)
     # PX: short side of the images for the networks (that of each checkpoint's published evaluation)
-    size: PositiveInt | None = field(default=None, metadata={"flags": ("--image-size", "--size")})
+    image_size: PositiveInt | None = field(default=None, metadata={"flags": ("--image-size", "--size")})
     square: bool = False  # crop each image to the square in its middle
     set: tuple[str, ...] = ()  # NAME=VALUE: settings of the kind, such as layer=3 heads=all
     seed: NonNegativeInt = 0  # N: seed of everything random (0)
@@ -84,7 +84,7 @@ def _picture_files(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
         sources=options.images,
         split=options.split,
         limit=options.limit,
-        size=options.size,
+        image_size=options.image_size,
         square=options.square,
         seed=options.seed,
         device=chosen_device(options.device),

@@ -20,7 +20,7 @@ from bench.checkpoints import default_name, describe, epochs_of
 from bench.names import check_writable
 from bench.published.values import SETS
 from bench.reports.leaderboard import Cell, cell_text, leaderboard_of
-from bench.results.record import CheckpointUsed, DataUsed, Result, TrainingCost
+from bench.results.record import CheckpointUsed, DataUsed, Result, TrainingCost, pixels_text
 from bench.results.store import comparable_results
 from bench.settings import named_values
 from checkpoints.export import CARD, CARD_MARK, COST, EVALUATIONS, ViTExport, is_card, is_export
@@ -305,6 +305,8 @@ def _model(subject: CardSubject) -> Iterator[tuple[str, object]]:
         yield "representation", {"cls": "class token", "avg": "mean of the patches"}[spec.pool]
         yield "mean, std", f"{cfg['mean']}, {cfg['std']}"
         yield "preparation", f"{cfg['interpolation']}, centre crop {cfg['crop_pct']}"
+        if used.table_size:
+            yield "images of its published evaluation, and of the results", f"{pixels_text(used.image_size)} px"
     yield "digest", used.digest
 
 

@@ -23,6 +23,7 @@ from torch.utils.data import default_collate
 
 from bench.checkpoints import checked_name, default_name, load_export
 from bench.names import with_names
+from bench.options import Checked
 from bench.reports.kinds import KINDS
 from bench.reports.pictures import Format, Panel, Spot, encoded
 from bench.settings import changed, read_changes
@@ -34,9 +35,10 @@ from engine.files import write_atomic
 from engine.printing import did_you_mean
 from engine.progress import with_progress
 from engine.seeding import AUGMENT, seeded
+from engine.settings import NonNegativeInt, PositiveInt
 from imagesets.decoding import UnreadableImage, decode_rgb, read_bytes
 from imagesets.selection import evenly_spaced
-from imagesets.sets import SPLITS, ImageSet, open_set, parse_url, splits_of
+from imagesets.sets import SPLITS, ImageSet, Split, open_set, parse_url, splits_of
 from imagesets.transforms import FILTERS, image_to_tensor, resized_size, window_start
 from pretrain.method import Method
 
@@ -95,21 +97,22 @@ class NamedImage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureRequest:
+class PictureRequest(Checked):
     """The checkpoints and images of one `bench visualize`, and the options that all kinds of pictures share."""
 
     references: tuple[str, ...]  # to checkpoints, as the user wrote them
     names: tuple[str, ...] = ()  # of the checkpoints; (): `Viewer.name`
     sources: tuple[str, ...]  # of images: files, folders, URLs
-    split: str | None = None  # of URLs; None: val if there is one
-    limit: int | None = 4  # images of each folder or URL; None: all
-    size: int | None = None  # pixels of the images' short side for the networks; None: as each source evaluates its own
+    split: Split | None = None  # of URLs; None: val if there is one
+    limit: PositiveInt | None = 4  # images of each folder or URL; None: all
+    image_size: PositiveInt | None = None  # pixels of the short side for the networks; None: as each source evaluates
     square: bool = False  # crop each image to the square in its middle
-    seed: int = 0
+    seed: NonNegativeInt = 0
     device: str = "cpu"
     precision: Literal["float32", "bfloat16"] = "float32"  # of the networks
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         with_names(self.references, self.names)  # raises an error for a wrong number of names
         if len(set(self.names)) != len(self.names):
             raise UserError("names", "each checkpoint needs a name of its own", " ".join(self.names))
@@ -161,16 +164,16 @@ class PictureRequest:
         ValueError for a size that the network cannot process, or that would take too much memory.
         """
         patch, native = spec.patch_size, min(spec.size)
-        short = self.size or native
+        short = self.image_size or native
         if spec.relative_position == "per_block" and not (self.square and short == native):
-            fix = f"add {option('square', True)}, and leave {option('size')}"
+            fix = f"add {option('square', True)}, and leave {option('image_size')}"
             raise ValueError(f"its position tables are for {spec.size_text} alone: {fix}")
         width, height = resized_size(*image.size, short)
         sides = max(1, round(height / patch)) * patch, max(1, round(width / patch)) * patch
         if max(sides) > MAX_GRID * patch:
             raise ValueError(
                 f"an image of {sides[0]} x {sides[1]} pixels is more than {MAX_GRID} patches of {patch} a side: "
-                f"ask for fewer by {option('size')}, or add {option('square', True)}"
+                f"ask for fewer by {option('image_size')}, or add {option('square', True)}"
             )
         return sides
 

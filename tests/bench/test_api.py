@@ -234,6 +234,8 @@ def evaluate(*images, **settings):
         (lambda export: api.visualize("pcb", export, "digits:"), "did you mean 'pca'"),
         (lambda export: api.visualize("pca", export, "digits:", formats=["jpg"]), "'jpg' is not one of png, svg"),
         (lambda export: api.visualize("pca", export, "nowhere"), "nowhere"),
+        (lambda export: api.visualize("pca", export, "digits:", image_size="big"), "image_size='big'"),
+        (lambda export: api.visualize("pca", export, "digits:", precision="half"), "precision='half'"),
         (lambda export: api.compare("first", "second"), "bench-results does not exist"),
         (lambda export: api.leaderboard("nowhere"), "nowhere does not exist"),
         (lambda export: api.leaderboard(formats=["tex"]), "'tex'; did you mean 'latex'"),

@@ -113,7 +113,7 @@ class TestAttention:
         assert np.allclose(row[1].values, np.mean([head_row[1].values for head_row in head_rows], axis=0), atol=1e-7)
 
     def test_images_keep_their_aspect_ratio(self, tiny, photos):
-        request = request_of(tiny, photos, size=64)
+        request = request_of(tiny, photos, image_size=64)
         grids = {image.name: Attention().maps(viewer_of(request), image.image)[1] for image in request.images}
         assert grids == {"high": (17, 8), "square": (8, 8), "wide": (8, 18)}
 

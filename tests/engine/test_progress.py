@@ -6,9 +6,10 @@ import time
 
 import pytest
 
+from engine import printing
 from engine import progress as progress_module
 from engine.printing import say
-from engine.progress import Progress, span, with_progress
+from engine.progress import Progress, process_age, span, with_progress
 
 
 class Clock:
@@ -180,6 +181,15 @@ def test_nothing_is_silent_between_two_units_or_around_all_work(monkeypatch):
     assert (
         inside.getvalue().splitlines()[-1].startswith("fits: 2 of 2 fits") and len(around.getvalue().splitlines()) == 1
     )
+
+
+def test_the_imports_of_a_command_count(clock, monkeypatch):
+    monkeypatch.setattr(printing, "last_line", 0.0)
+    stream = io.StringIO()
+    with Progress("bench run", None, spent=7.0, stream=stream) as progress:
+        clock.now += 1.5
+        progress.advance(0)
+    assert stream.getvalue() == "bench run: 8 s so far\n" and 0 < process_age() < 1e6
 
 
 @pytest.mark.parametrize(("parts", "advanced", "units"), [(1, 4, 4), (2, 12, 6)])

@@ -142,9 +142,8 @@ class Pca(Validated):
         on_border = np.concatenate([at_border(grid.shape[:2]) for grid in maps])
         is_analysed = self.analysed_patches(tokens, on_border)
         if is_analysed.sum() < MIN_PATCHES or tokens.shape[1] < 3:
-            raise ValueError(
-                f"{is_analysed.sum()} patches are too few for three components; add images, or raise {option('size')}"
-            )
+            few = f"{is_analysed.sum()} patches are too few for three components"
+            raise ValueError(f"{few}; add images, or raise {option('image_size')}")
         components, shares = principal_components(tokens[is_analysed])
         colours = np.full((len(tokens), 3), BACKGROUND, np.uint8)
         colours[is_analysed] = COLOURINGS[self.colours](spread_evenly(components))
