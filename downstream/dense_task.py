@@ -103,7 +103,7 @@ class DenseTask(Task):
         return run_plan(plan, space)
 
     def cost(self, scale: Scale) -> Work:
-        self.summary(scale.spec, scale.images)  # raises ValueError for settings that do not fit
+        self.check_network(scale.spec)
         flops = self.model_flops(scale.spec, scale.classes)
         trainings, steps, images_read, evaluations = self.lengths(scale.images["train"])
         parts = (

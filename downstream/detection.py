@@ -1,6 +1,5 @@
 """Base of the detection tasks on COCO's layout, with boxes and masks: plan, FLOPs and outcome of a training."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import log2
@@ -50,16 +49,6 @@ class Detection(DetectionSettings, DenseTask):
         vit_spec(spec, "detectors are trained with four blocks of a ViT")
         if stride_of(spec) not in (4, 8, 16, 32):
             raise ValueError(f"patches of {spec.patch_size} px: the pyramid of strides 4, 8, 16, 32 needs 3 to 45 px")
-
-    def summary(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        self.check_network(spec)
-        return resized_patches(spec) | {
-            "longest side": self.long,
-            "epochs": self.epochs,
-            "steps": f"up to {self.lengths(images['train']).steps}",  # images without objects are excluded
-            "batch": self.batch,
-            "evaluations": self.lengths(images["train"]).evaluations,
-        }
 
     def lengths(self, images: int) -> Lengths:
         steps = self.epochs * -(-images // self.batch)

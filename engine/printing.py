@@ -111,6 +111,13 @@ def html_template(text: str, folder: Path | None = None) -> "Template":
     ).from_string(text)
 
 
+def size(count: float) -> str:
+    """A number of bytes as text: `0.4 MB`, `15 MB`, `2.1 GB`."""
+    if count >= 1e9:
+        return f"{count / 1e9:.1f} GB"
+    return f"{count / 1e6:.0f} MB" if count >= 1e7 else f"{count / 1e6:.1f} MB"
+
+
 def csv_text(rows: Iterable[Iterable[object]]) -> str:
     """CSV of rows of cells, with a line feed after each row."""
     buffer = io.StringIO()

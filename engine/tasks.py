@@ -256,17 +256,8 @@ class Task(Validated):
         """
         return {}
 
-    def summary(self, spec: Any, images: Mapping[str, int]) -> Mapping[str, Any]:
-        """Key numbers of a run for `--dry-run`: name -> a number or text. ValueError for settings that do not fit.
-
-        spec: the export's. images: number of images of each split. Shares of them are approximate, because they are
-        drawn class by class.
-        """
-        return {}
-
     def cost(self, scale: Scale) -> Work:
-        """Work, memory and disk of a run, counted for `--dry-run` and `bench plan`. ValueError for settings that do not
-        fit."""
+        """Work, memory and disk, counted before a run and by `bench plan`. ValueError for settings that do not fit."""
         return Work()
 
     def selecting(self, select: SelectOn) -> "Task":

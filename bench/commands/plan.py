@@ -36,23 +36,22 @@ def run(options: Options) -> int:
     # For an assumed machine, --data may be a name without a URL, such as `imagenet`.
     check_names(options.checkpoint, options.suite, [text for text in options.data if "=" in text])
     from bench.cluster import words_of_run
-    from bench.run.calibration import free_memory, machine
+    from bench.run.calibration import machine
     from bench.run.forecast import entries, plan, totals
 
     device = "cpu" if options.assume else chosen_device(options.device)
-    gpus = options.gpus or (1 if options.assume or device.startswith("cuda") else 0)
-    gpus *= options.nodes
     assumed = None
     if options.assume:
         precision: Literal["float32", "bfloat16"] = "float32" if options.precision == "float32" else "bfloat16"
+        gpus = (options.gpus or 1) * options.nodes
         assumed = machine(options.assume, gpus, options.workers, precision, options.decode)
         options = replace(options, precision=precision)  # also that of the printed commands
     forecasts = plan(replace(options, device=device), assumed, (lambda *lines: None) if options.json else say)
 
-    jobs = entries(forecasts, partial(words_of_run, options_from(options, EvaluationOptions)), gpus)
+    jobs = entries(forecasts, partial(words_of_run, options_from(options, EvaluationOptions)))
     if options.json:
         say(*json.dumps(jobs, indent=1).split("\n"))
     else:
-        say(*totals(forecasts, assumed.memory if assumed else free_memory(device), gpus, options.decode))
+        say(*totals(forecasts))
         say(*(assumed.assumptions if assumed else ()))
     return 1 if any(job["problem"] for job in jobs) else 0

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -45,6 +44,16 @@ TERMS: Mapping[Kind, str] = {
     "heads": "heads",
     "start": "start",
 }
+# Kind of work -> the rates that it takes.
+RATES: Mapping[Kind, tuple[str, ...]] = {
+    "features": ("forward", "reading"),
+    "evaluation": ("forward", "reading"),
+    "crops": ("forward", "reading"),
+    "training": ("training", "reading"),
+    "heads": ("heads",),
+    "updates": (),
+    "start": (),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +71,20 @@ class Machine:
     loaders: int = 0  # processes per GPU that read while it computes; 0: the cores read and compute by turns
     gpus: int = 1  # in all nodes together, among which the work is divided evenly
     divided: float = 0.90  # fraction of its speed that each GPU keeps if there are several
-    memory: float = 0.0  # bytes of one GPU
     assumptions: Sequence[str] = ()  # lines of text
+
+    @classmethod
+    def measured(cls, rates: Mapping[str, Any], space: Workspace) -> "Machine":
+        """This machine, as far as its rates are known."""
+        on_gpu = torch.device(space.device).type == "cuda"
+        return cls(**rates, loaders=(space.workers or min(MAX_LOADERS, own_cores())) if on_gpu else 0)
 
     def terms(self, part: Part) -> dict[str, float] | None:
         """What takes time in a part -> seconds; None if a rate is not known."""
         fixed = {"start": self.start, "updates": self.update}
         if part.kind in fixed or not part.count:
             return {TERMS[part.kind]: part.count * fixed.get(part.kind, 0.0)}
-        rates = {"heads": self.heads, "training": self.training}
-        rate, power = rates.get(part.kind, self.forward), self.gpus * self.divided if self.gpus > 1 else 1.0
+        rate, power = getattr(self, RATES[part.kind][0]), self.gpus * self.divided if self.gpus > 1 else 1.0
         if rate is None and part.flops:
             return None
         computing = part.count * part.flops / rate / power if rate else 0.0
@@ -105,14 +118,6 @@ def measurements(export: FrozenExport, space: Workspace, fingerprints: Mapping[s
     if isinstance(export.spec, ViTSpec) and export.spec.depth:
         rates[f"training {here} {spec}"] = lambda seconds: network_rate(export, space, seconds, True)
     return rates
-
-
-def measured(keys: Measurements, space: Workspace, rates: Mapping[str, float]) -> Machine:
-    """This machine, as far as its rates are known."""
-    known: dict[str, Any] = {key.split()[0]: rates[key] for key in keys if key in rates}
-    if torch.device(space.device).type == "cuda":
-        known["loaders"] = space.workers or min(MAX_LOADERS, own_cores())
-    return Machine(**known)
 
 
 def kept_rates(space: Workspace) -> dict[str, float]:
@@ -224,12 +229,12 @@ def reading_seconds(export: FrozenExport, space: Workspace, seconds: float) -> f
     return fastest(read_few, seconds) / len(indices) / threads
 
 
-# NVIDIA's data sheets, dense (without sparsity): name, precision -> peak, bytes of memory.
-DATA_SHEETS: Mapping[str, tuple[str, Mapping[str, float], float]] = {
-    # H100 Tensor Core GPU Datasheet, SXM5: 1,979 TFLOPS bf16 with sparsity, 67 TFLOPS fp32, 80 GB
-    "h100": ("NVIDIA H100 SXM", {"bfloat16": 989e12, "float32": 67e12}, 80e9),
-    # A100 Tensor Core GPU Datasheet, SXM4: 312 TFLOPS bf16, 19.5 TFLOPS fp32, 80 GB
-    "a100": ("NVIDIA A100 80GB SXM", {"bfloat16": 312e12, "float32": 19.5e12}, 80e9),
+# NVIDIA's data sheets, dense (without sparsity): name, precision -> peak.
+DATA_SHEETS: Mapping[str, tuple[str, Mapping[str, float]]] = {
+    # H100 Tensor Core GPU Datasheet, SXM5: 1,979 TFLOPS bf16 with sparsity, 67 TFLOPS fp32
+    "h100": ("NVIDIA H100 SXM", {"bfloat16": 989e12, "float32": 67e12}),
+    # A100 Tensor Core GPU Datasheet, SXM4: 312 TFLOPS bf16, 19.5 TFLOPS fp32
+    "a100": ("NVIDIA A100 80GB SXM", {"bfloat16": 312e12, "float32": 19.5e12}),
 }
 # Fractions of the peak that are reached: networks forward, and forward and backward; products in float32.
 FORWARD, TRAINING, PRODUCTS = 0.40, 0.35, 0.40
@@ -244,7 +249,7 @@ def machine(
     """The assumed machine of that name with `gpus` GPUs. ValueError for an unknown name."""
     if name not in DATA_SHEETS:
         raise UserError("assume", f"no such machine is known{did_you_mean(name, list(DATA_SHEETS))}", name)
-    title, peak, memory = DATA_SHEETS[name]
+    title, peak = DATA_SHEETS[name]
     assumed = Machine(
         forward=FORWARD * peak[precision],
         training=TRAINING * peak[precision],
@@ -253,7 +258,6 @@ def machine(
         start=30.0,
         loaders=loaders or MAX_LOADERS,
         gpus=gpus,
-        memory=memory,
     )
     peaks = ", ".join(f"{precision} {value / 1e12:g} TFLOP/s" for precision, value in peak.items())
     lines = (
@@ -264,13 +268,3 @@ def machine(
         f"({decode}); `bench plan` on the machine itself measures all of this",
     )
     return replace(assumed, assumptions=lines)
-
-
-def free_memory(device: str) -> float:
-    """Bytes that are free on the device."""
-    if torch.device(device).type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
-        if line.startswith("MemAvailable:"):
-            return 1024.0 * int(line.split()[1])
-    return 0.0

@@ -1,10 +1,13 @@
 """Preparation of a run: protocols, images, checkpoints and jobs, which of these are done, what is left out and why."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+
+from PIL import Image
 
 from bench.checkpoints import LoadedCheckpoint, check_activations, checked_name, keeps_size, load_checkpoint
 from bench.names import check_writable, chosen_device, named_url, with_names
@@ -34,6 +37,7 @@ from engine.extensions import extensions, warn_of
 from engine.files import sha256_of_file
 from engine.printing import millions, say
 from engine.tasks import Workspace, settings_of
+from engine.work import Scale, Work
 from imagesets.sets import MissingSplit, open_set, open_uncached, parse_url
 
 State = Literal["new", "failed before", "done"]
@@ -53,6 +57,7 @@ class Job:
     limit: int | None = None  # at most this many images of each split; None: all
     image_size: int | tuple[int, int] | None = None  # of the images that the network gets; None: the protocol decides
     problem: str = ""  # why the job would fail, if that is known before it runs
+    work: Work = field(default_factory=Work)  # none of dense tasks that are done, and of those with a problem
     head: Path | None = None  # where its head is to be kept
 
     @property
@@ -65,7 +70,7 @@ class Job:
     @property
     def images(self) -> dict[str, int]:
         """Split -> number of images that the job uses."""
-        return {split: min(count, self.limit or count) for split, count in self.data.images.items()}
+        return limited(self.data, self.limit)
 
     def workspace(self, space: Workspace) -> Workspace:
         """The workspace of the run with the job's image set, limit and seed."""
@@ -434,7 +439,7 @@ def with_reads(data: DataUsed, chosen: ChosenProtocol, space: Workspace) -> tupl
         sets = {name: source for name, source in sources.items() if not isinstance(source, Path)}
         reads = files | {name: images.fingerprint for name, images in sets.items()}
         contents = {name: images.contents for name, images in sets.items() if images.contents}
-    except Exception as error:  # as in `problem_of`
+    except Exception as error:  # as in `_job`
         return data, in_one_line(error)
     return replace(data, reads=reads, contents={**data.contents, **contents}), ""
 
@@ -459,7 +464,16 @@ def _job(
     path = result_path(out, checkpoint.used, data.name, stem)
     head = space.keep_heads / path.relative_to(out / "results") if space.keep_heads and chosen.task.predicts else None
     state: State = "new" if space.reread or problem else job_state(path, data, space.skip_bad, head)
-    job = Job(
+    work = Work()
+    if not problem and not (state == "done" and chosen.layout):
+        job_space = replace(space, data=data.url, limit=limit, world=World())
+        try:
+            work = chosen.task.cost(scale_of(data, limit, spec, job_space))
+            if state != "done" and space.opened.known(data.url, "val") is not None:  # not opened for an assumed machine
+                chosen.task.check_images(job_space)
+        except Exception as error:  # mostly settings that do not fit; a plugin may raise anything
+            problem = "" if state == "done" else in_one_line(error).removeprefix(f"{data.url}: ")
+    return Job(
         chosen=chosen,
         protocol=protocol,
         settings=settings,
@@ -470,21 +484,35 @@ def _job(
         limit=limit,
         image_size=image_size,
         head=head,
+        problem=problem,
+        work=work,
     )
-    return replace(job, problem=problem or problem_of(job, spec, space))
 
 
-def problem_of(job: Job, spec: FrozenSpec, space: Workspace) -> str:
-    """Why a job would fail with a network of this architecture; "" if nothing is known before it runs."""
-    if job.state == "done":
-        return ""
-    try:
-        job.chosen.task.summary(spec, job.images)
-        if space.opened.known(job.data.url, "val") is not None:  # not opened in plans for an assumed machine
-            job.chosen.task.check_images(replace(job.workspace(space), world=World()))
-    except Exception as error:  # mostly settings that do not fit; a plugin may raise anything
-        return in_one_line(error).removeprefix(f"{job.data.url}: ")
-    return ""
+CLASSES = {"imagenet": 1000, "ade20k": 150, "cityscapes": 19, "coco": 80}  # of sets that --assume takes by name
+
+
+def scale_of(data: DataUsed, limit: int | None, spec: FrozenSpec, space: Workspace) -> Scale:
+    """What the work of a task on an image set depends on besides its settings."""
+    image_set: Any = space.opened.known(data.url, "val")  # None for sets that --assume takes by name
+    size = None
+    if layout_of(data.url) and image_set is not None:
+        with suppress(OSError, ValueError), Image.open(image_set.image_path(0)) as image:
+            size = image.height, image.width
+    return Scale(
+        spec=spec,
+        images=limited(data, limit),
+        classes=len(image_set.classes) if image_set is not None else CLASSES.get(data.name, 0),
+        several_labels=getattr(image_set, "has_several_labels", False),
+        size=size,
+        batch_size=space.batch_size,
+        device=space.device,
+    )
+
+
+def limited(data: DataUsed, limit: int | None) -> dict[str, int]:
+    """Split -> number of images that a job uses."""
+    return {split: min(count, limit or count) for split, count in data.images.items()}
 
 
 def effective_limit(limit: int | None, data: DataUsed) -> int | None:

@@ -137,16 +137,6 @@ class CapiTask(SquareTask):
         squashed = image.resize(size, Image.Resampling.BICUBIC)
         return normalised_tensor(squashed, export.mean, export.std), torch.from_numpy(small.copy())
 
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        self.check_network(spec)
-        return {
-            "image size": round_up_to_patch(self.side, spec),
-            "patches of an image": self.patch_count(spec),
-            "choices": len(self.choices),
-            "images that choose": int(self.holdout * images["train"]),
-            "forward passes": images["train"] + images["val"],
-        }
-
     def evaluate(self, memory: PatchFile, queries: PatchFile, space: Workspace) -> Evaluated:
         images = len(memory) // memory.per_image
         count = int(self.holdout * images)

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torchvision.transforms import functional as vision
 
 from checkpoints.backbone import Backbone
-from checkpoints.frozen import FrozenExport, FrozenSpec
+from checkpoints.frozen import FrozenExport
 from downstream.data.scenes import SceneSet, scene_image, scene_pair
 from downstream.frozen.task import (
     IMAGENET,
@@ -148,16 +148,11 @@ class Correspondence(FrozenTask):
     threshold: PositiveFloat = 0.1  # error below which a keypoint is correct, by the longer side of the target's box
     final_norm: bool = False  # apply the network's final norm to the last block
 
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        self.check_network(spec)
-        side = round_up_to_patch(self.side, spec)
-        patches = (side // spec.patch_size) ** 2
-        return {"image size": side, "patches of an image": patches, "pairs of a class": self.pairs}
-
     def cost(self, scale: Scale) -> Work:
-        patches = self.summary(scale.spec, scale.images)["patches of an image"]
-        maps = 4.0 * scale.spec.width * patches * IMAGES_PER_CLASS
-        return evaluation_work(scale, round_up_to_patch(self.side, scale.spec), 0.0, maps)
+        self.check_network(scale.spec)
+        side = round_up_to_patch(self.side, scale.spec)
+        maps = 4.0 * scale.spec.width * (side // scale.spec.patch_size) ** 2 * IMAGES_PER_CLASS
+        return evaluation_work(scale, side, 0.0, maps)
 
     def select_pairs(self, scenes: SceneSet, usable: np.ndarray) -> SelectedPairs:
         """Draw the evaluated pairs from those whose two images are among the `usable` indices (n,).

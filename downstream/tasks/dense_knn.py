@@ -9,7 +9,7 @@ two numbers are not comparable: docs/protocols.md.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -140,21 +140,11 @@ class Hummingbird(SquareTask):
             )
         return min(kept, self.patch_count(spec))
 
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        self.check_network(spec)
-        kept = self.patches_per_view(spec, images["train"])
-        memory = kept * images["train"] * self.epochs
+    def cost(self, scale: Scale) -> Work:
+        self.check_network(scale.spec)
+        memory = self.patches_per_view(scale.spec, scale.images["train"]) * scale.images["train"] * self.epochs
         if memory < self.k:
             raise ValueError(f"k={self.k} neighbours among {memory} patches; raise memory or lower k")
-        return {
-            "image size": round_up_to_patch(self.side, spec),
-            "patches of each view": kept,
-            "patches in memory": memory,
-            "forward passes": images["train"] * self.epochs + images["val"],
-        }
-
-    def cost(self, scale: Scale) -> Work:
-        memory = self.summary(scale.spec, scale.images)["patches in memory"]
         passes: list[Part] = [
             self.extraction_part(scale, "train", self.memory_name(scale.spec, scale.images["train"]), self.epochs),
             self.extraction_part(scale, "val"),

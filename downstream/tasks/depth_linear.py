@@ -378,16 +378,6 @@ class DepthLinear(HeadTask):
             loss = loss + self.gradient_weight * gradient_loss(predicted, truth, valid, axes=(0, 1))
         return loss
 
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        self.check_network(spec)
-        return {
-            "crop": "{} x {}".format(*self.input_size(spec)),
-            "steps": self.steps,
-            "batch": self.batch,
-            "epochs": f"{self.steps * self.batch / images['train']:.1f}",
-            "channels": self.channels(spec),
-        }
-
     def evaluation_parts(self, scale: Scale) -> list[Part]:
         side = round_up_to_patch(max(scale.size or NYU_SIZE), scale.spec)
         flops = (1 + self.flip) * float(forward_flops(scale.spec, side))

@@ -8,7 +8,7 @@ which a run computes once.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -126,11 +126,6 @@ class Discovery(FrozenTask):
         super().check_network(spec)
         if vit_spec(spec, f"{self.KEY} reads keys of its last block").family == "pixels":
             raise ValueError(f"raw pixels have no keys, which {self.KEY} reads; name a network")
-
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        self.check_network(spec)
-        rows, columns = (round_up_to_patch(side, spec) // spec.patch_size for side in IMAGE_SIZE)
-        return {"images": images["val"], "patches of 375 x 500": rows * columns}
 
     def cost(self, scale: Scale) -> Work:
         sides = [round_up_to_patch(side, scale.spec) for side in scale.size or IMAGE_SIZE]

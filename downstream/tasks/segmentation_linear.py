@@ -11,10 +11,10 @@ logistic regressions on one pass over the images, without training on crops. The
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -312,18 +312,6 @@ class SegmentationLinear(HeadTask):
     def holdout_size(self, train: int) -> int:
         """How many of the training images choose among heads; 0 if the validation images do, or nothing is chosen."""
         return max(1, round(self.holdout * train)) if self.select == "holdout" and self.chooses else 0
-
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        self.check_network(spec)
-        held_out = self.holdout_size(images["train"])
-        return {
-            "crop": self.input_size(spec)[0],
-            "steps": self.steps,
-            "batch": self.batch,
-            "epochs": f"{self.steps * self.batch / max(images['train'] - held_out, 1):.1f}",
-            "heads to choose from": len(self.lr) * self.kept,
-            "images that choose": held_out or ("validation" if self.chooses else 0),
-        }
 
     def evaluation_parts(self, scale: Scale) -> list[Part]:
         side, images = self.input_size(scale.spec)[0], scale.images["val"] + self.holdout_size(scale.images["train"])

@@ -5,13 +5,12 @@ learning rate is searched on the first and used for the others, and mIoU on the 
 the splits.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from checkpoints.frozen import FrozenExport, FrozenSpec
+from checkpoints.frozen import FrozenExport
 from downstream.data.scenes import SceneSet
 from downstream.dense_task import Lengths, Source
 from downstream.layouts.cityscapes import SEEDS, few_image_split
@@ -93,21 +92,8 @@ class Segmenter(Segmentation):
         """As training images, which are scaled to the size of Cityscapes' images, 2048 x 1024."""
         return self.scale
 
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        self.check_network(spec)
-        self.check_count(images["train"])
-        trainings, steps, read, evaluations = self.lengths(images["train"])
-        return {
-            "crop": self.side(spec),
-            "trainings": trainings,
-            "training images": read // self.epochs,
-            "epochs": self.epochs,
-            "steps of each": steps,
-            "batch": self.batch,
-            "evaluations of each": evaluations // trainings,
-        }
-
     def lengths(self, images: int) -> Lengths:
+        self.check_count(images)
         count = self.images or images
         trainings = len(self.lr) + max(len(self.splits) - 1, 0) * bool(self.images)
         evaluations = trainings * -(-self.epochs // self.judge_every)

@@ -5,9 +5,8 @@ trained on crops of 512 pixels by AdamW with layer-wise learning rate decay. The
 images, predicted in sliding windows.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
@@ -96,16 +95,6 @@ class UperNet(Segmentation):
         super().check_network(spec)
         if isinstance(spec, ViTSpec):
             check_tables(spec, self.tables)
-
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        self.check_network(spec)
-        return {
-            "crop": self.side(spec),
-            "epochs": f"{self.steps * self.batch / images['train']:.1f}",
-            "steps": self.steps,
-            "batch": self.batch,
-            "evaluations": self.lengths(images["train"]).evaluations,
-        }
 
     def lengths(self, images: int) -> Lengths:
         return Lengths(1, self.steps, self.steps * self.batch, -(-self.steps // (self.judge_every or self.steps)))

@@ -5,11 +5,11 @@ videos.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -208,11 +208,6 @@ class VideoPropagation(FrozenTask):
         videos = [] if space.skip_bad else [*scenes.videos.values()]
         for frames in with_progress(videos, f"checking frames of {scenes.url}", "videos"):
             space.world.on_rank0(partial(check_video, scenes, frames))
-
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        self.check_network(spec)
-        rows, columns = self.grid(spec, *FRAME_SIZE)
-        return {"frames": images["val"], "patches of a frame": rows * columns, "earlier frames": self.frames + 1}
 
     def cost(self, scale: Scale) -> Work:
         self.check_network(scale.spec)

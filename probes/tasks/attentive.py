@@ -187,14 +187,6 @@ class Attentive(SweepTask):
             "evaluated": self.epochs * (held_out or val) + val,
         }
 
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        self.check_network(spec)
-        plan, _ = self.epoch_plan(images["train"])
-        sizes = {"image size": spec.image_size, "heads": len(self.decays_and_lrs), "tokens": self.tokens(spec)}
-        steps = {"epochs": self.epochs, "steps": self.epochs * plan.steps_per_epoch, "batch": plan.batch}
-        passes = {"forward passes": sum(self.passes(images).values()), "shared stream": self.augmentation.name}
-        return sizes | steps | passes
-
     def cost(self, scale: Scale) -> Work:
         spec, passes = scale.spec, self.passes(scale.images)
         plan, _ = self.epoch_plan(scale.images["train"])

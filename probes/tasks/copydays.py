@@ -8,7 +8,6 @@ N: images of the database. Q: altered images. D: width.
 """
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -53,9 +52,6 @@ class Copydays(Task):
     def reads(self, space: Workspace) -> dict[str, ImageSet]:
         folder = optional_path(parse_url(space.data)[1], "whitening")
         return {"whitening": open_set(f"images:{folder}", "train")} if folder else {}
-
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        return {"image size": self.size, "forward passes": sum(images.values())}
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)

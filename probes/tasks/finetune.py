@@ -8,7 +8,7 @@ trained, too, and the result contains a warning.
 sources; holdout, the best one on held-out training images.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ import torch
 from checkpoints.export import ViTExport, check_tables
 from checkpoints.flops import forward_flops, training_bytes, training_flops
 from checkpoints.frozen import FrozenSpec, vit_spec
-from checkpoints.spec import SIZES, ViTSpec
+from checkpoints.spec import SIZES
 from engine.errors import option
 from engine.precision import autocast, compile_blocks, fit_attention
 from engine.tasks import (
@@ -68,28 +68,22 @@ class Finetune(FinetuneSettings, Task):
     def check_network(self, spec: FrozenSpec) -> None:
         check_tables(vit_spec(spec, "fine-tuning trains the blocks of a ViT"), self.tables)
 
-    def summary(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        self.check_network(spec)
-        count = round(images["train"] * self.fraction * (1 - self.holdout * (self.select == "holdout")))
+    def cost(self, scale: Scale) -> Work:
+        self.check_network(scale.spec)
+        count = round(scale.images["train"] * self.fraction * (1 - self.holdout * (self.select == "holdout")))
         if self.fraction < 1:
             # A small share has at least one image of each class, so it may be larger; `check_images` counts exactly.
             count = max(count, self.batch)
         self.check_batch(count)
-        steps = self.epochs * (count // self.batch)
-        summary = {"image size": self.image_size or spec.image_size, "training images": count, "epochs": self.epochs}
-        summary |= {"steps": steps, "batch": self.batch, "forward and backward passes": steps * self.batch}
-        return summary | {"evaluations": -(-self.epochs // self.judge_every)}
-
-    def cost(self, scale: Scale) -> Work:
-        summary = self.summary(scale.spec, scale.images)
-        spec, val, updates, size = scale.spec, scale.images["val"], summary["steps"], self.image_size
+        updates = self.epochs * (count // self.batch)
+        spec, val, size = scale.spec, scale.images["val"], self.image_size
         held = round(scale.images["train"] * self.fraction * self.holdout) if self.select == "holdout" else 0
-        evaluated = summary["evaluations"] * (held or val) + (val if held else 0)
+        evaluated = -(-self.epochs // self.judge_every) * (held or val) + (val if held else 0)
         micro_batch_size = min(scale.batch_size or max_micro_batch(scale.device), self.batch)
-        passes, of = summary["forward and backward passes"], str(self)
+        of = str(self)
         parts = (
             Part(kind="start", count=1, of=of),
-            Part(kind="training", count=passes, flops=training_flops(spec, size), of=of),
+            Part(kind="training", count=updates * self.batch, flops=training_flops(spec, size), of=of),
             Part(kind="updates", count=updates, of=of),
             Part(kind="evaluation", count=evaluated, flops=forward_flops(spec, size), of=of),
         )

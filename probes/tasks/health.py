@@ -80,10 +80,6 @@ class Health(PooledTask):
     def takes(self, images: Any) -> bool:
         return True
 
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        views = min(self.images, images["val"]) * self.views
-        return {"image size": spec.image_size, "forward passes": images["val"] + views, "views": self.views}
-
     def cost(self, scale: Scale) -> Work:
         spec, val = scale.spec, scale.images["val"]
         views = feature_pass(scale, min(self.images, val) * self.views, "views of val", "crops")

@@ -169,11 +169,6 @@ class Knn(PooledTask):
     def kinds(self, spec: FrozenSpec) -> tuple[FeatureKind, ...]:
         return self.kind.at_every_block(spec) if self.layers == "all" else (self.kind,)
 
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        gallery = round(self.fraction * images["train"])
-        summary = {"image size": spec.image_size, "forward passes": gallery + images["val"]}
-        return summary | {"gallery": gallery, "queries": images["val"]}
-
     def cost(self, scale: Scale) -> Work:
         spec, queries = scale.spec, scale.images["val"]
         gallery, kinds = round(self.fraction * scale.images["train"]), len(self.kinds(spec))

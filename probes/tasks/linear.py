@@ -8,9 +8,8 @@ Head and epoch are selected on held-out training images (`select` holdout) or, a
 images for which the result is reported (`select` val).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.settings import OneOrMoreDifferent
@@ -21,7 +20,7 @@ from probes.features.extract import feature_pass, feature_work, transform_of
 from probes.features.fallbacks import supported_readout
 from probes.features.kinds import FLOAT, FeatureKind, Readout, kinds_of
 from probes.linear.heads import LR_BATCH, Head, Heads, HeadSettings
-from probes.linear.probe import Probe, SweepTask, few_steps_warning
+from probes.linear.probe import Probe, SweepTask
 from probes.linear.sweep import Sweep
 from probes.scores import with_blocks
 
@@ -104,21 +103,6 @@ class Linear(HeadSettings, SweepTask):
         if self.augment:
             return super().shares(export, space)
         return Shared(features={transform_of(export, space, self).name: self.with_all_blocks(export.spec).kinds})
-
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        task, (plan, held_out) = self.with_all_blocks(spec), self.epoch_plan(images["train"])
-        train_passes = self.epochs * plan.images_per_epoch + held_out if self.augment else images["train"]
-        summary: dict[str, Any] = {
-            "image size": spec.image_size,
-            "heads": len(self.lrs) * len(task.readouts) * len(self.weight_decays),
-            "epochs": self.epochs,
-            "steps": self.epochs * plan.steps_per_epoch,
-            "batch": plan.batch,
-            "forward passes": train_passes + images["val"],
-        }
-        if too_few := few_steps_warning(self.epochs * plan.steps_per_epoch):
-            summary["warning"] = too_few[0]
-        return summary | ({"shared stream": self.augmentation.name} if self.augment else {})
 
     def cost(self, scale: Scale) -> Work:
         """Heads train on the training images and are evaluated on held-out ones, or on the validation images.

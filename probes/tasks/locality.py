@@ -8,13 +8,12 @@ validation image is searched for once, in its mosaic, by a training image of its
 N: validation images. M: mosaics. T: tiles of a mosaic. K: boxes in a mosaic. D: width.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from checkpoints.frozen import FrozenExport, FrozenSpec
+from checkpoints.frozen import FrozenExport
 from engine.neighbours import unit_rows
 from engine.settings import Fraction, OneOrMoreDifferent, PositiveInt
 from engine.tasks import Metric, Outcome, Protocol, Shared, Workspace
@@ -65,18 +64,12 @@ class Locality(PooledTask):
     def shares(self, export: FrozenExport, space: Workspace) -> Shared:
         return Shared()  # it reads only a few training images
 
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        mosaics, queries = -(-images["val"] // self.tiles), min(images.values())
-        summary = {"image size": spec.image_size, "forward passes": mosaics * self.boxes + queries}
-        return summary | {"mosaics": mosaics, "boxes in each": self.boxes}
-
     def cost(self, scale: Scale) -> Work:
-        summary = self.summary(scale.spec, scale.images)
-        passes, crops = summary["forward passes"], summary["mosaics"] * self.boxes
+        crops, queries = -(-scale.images["val"] // self.tiles) * self.boxes, min(scale.images.values())
         return feature_work(
             scale,
-            {f"boxes of {self.tiles} tiles": crops, "queries of train": passes - crops},
-            memory=feature_bytes(scale.spec, passes),
+            {f"boxes of {self.tiles} tiles": crops, "queries of train": queries},
+            memory=feature_bytes(scale.spec, crops + queries),
         )
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:

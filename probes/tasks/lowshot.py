@@ -7,15 +7,15 @@ objective and solver, probes/lowshot/fitting.py the conventions for lambda.
 n: images of a subset. V: validation images that were read. C: classes. D: width.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 
 from checkpoints.backbone import Backbone
-from checkpoints.frozen import FrozenExport, FrozenSpec
+from checkpoints.frozen import FrozenExport
 from engine.rows import Rows
 from engine.settings import Different, Fraction, PositiveInt
 from engine.tasks import (
@@ -121,13 +121,6 @@ class LowShot(FitSettings, PooledTask):
 
     def reads(self, space: Workspace) -> Reads:
         return lists_read(self.lists, space)
-
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        forwards = images["train"] + images["val"]
-        passes = forwards if images["train"] <= EXTRACT_ALL_UP_TO else f"up to {forwards}"
-        subsets = len(self.shots) * self.splits + len(self.fractions)
-        fits = subsets * (len(self.lambdas) + bool(self.holdout))
-        return {"image size": spec.image_size, "forward passes": passes, "subsets": subsets, "fits": fits}
 
     def cost(self, scale: Scale) -> Work:
         spec, train = scale.spec, scale.images["train"]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from checkpoints.frozen import FrozenExport, FrozenSpec
+from checkpoints.frozen import FrozenExport
 from engine.errors import option
 from engine.neighbours import search, search_bytes, unit_rows
 from engine.settings import OneOrMoreDifferent, PositiveInt
@@ -55,9 +55,6 @@ class Ood(PooledTask):
     def passes(self, images: Mapping[str, int]) -> dict[str, int]:
         """Number of images of each split and of each out-of-distribution set."""
         return dict(images) | {f"val of {url}": len(open_set(url, "val")) for url in self.sets}
-
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        return {"image size": spec.image_size, "forward passes": sum(self.passes(images).values())}
 
     def cost(self, scale: Scale) -> Work:
         passes, width = self.passes(scale.images), scale.spec.width

@@ -7,17 +7,16 @@ hard, each of which ignores some images. In other sets, validation images search
 N: images of the database. Q: queries. D: width.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
 from checkpoints.backbone import Backbone
-from checkpoints.frozen import FrozenExport, FrozenSpec
+from checkpoints.frozen import FrozenExport
 from engine.errors import option
 from engine.neighbours import unit_rows
 from engine.progress import with_progress
@@ -55,9 +54,6 @@ class Retrieval(PooledTask):
     def reads(self, space: Workspace) -> dict[str, Path]:
         scheme, place = parse_url(space.data)
         return {"ground truth": Path(ground_truth(place)[1])} if scheme == "revisited" else {}
-
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        return {"image size": spec.image_size, "forward passes": sum(images.values()), "queries": images["val"]}
 
     def cost(self, scale: Scale) -> Work:
         images = scale.images

@@ -6,15 +6,14 @@ it, under the names of their archives' folders (probes/shifted.py). Without a fo
 generated from validation images, and their metrics are named generated_....
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from checkpoints.frozen import FrozenExport, FrozenSpec
+from checkpoints.frozen import FrozenExport
 from engine.tasks import Outcome, Workspace
 from engine.work import Scale, Work
 from probes.features.extract import FeatureSet, transform_of
@@ -54,10 +53,6 @@ class Robustness(Shifts, Linear):
             logits=logits,
         )
         return super().with_further_evaluations(sets.add_to(outcome), probe, sweep)
-
-    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        summary = super().summary(spec, images)
-        return summary | {"forward passes": summary["forward passes"] + self.generated_images(images["val"])}
 
     def cost(self, scale: Scale) -> Work:
         heads = self.plain(Linear).cost(scale)

@@ -4,7 +4,6 @@ The training is that of probes/tasks/finetune.py; a run that has both tasks trai
 epoch become an export, whose features are extracted and given to the head.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from checkpoints.export import ViTExport
-from checkpoints.spec import ViTSpec
 from engine.tasks import Outcome, Protocol
 from engine.work import Scale, Work
 from imagesets.sets import ImageSet
@@ -39,9 +37,6 @@ class RobustnessFinetune(Shifts, Finetune):
     def forward_passes(self, val: int) -> int:
         """Images that the fine-tuned network reads: `val` validation images and the generated ones."""
         return val + self.generated_images(val)
-
-    def summary(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        return super().summary(spec, images) | {"forward passes": self.forward_passes(images["val"])}
 
     def cost(self, scale: Scale) -> Work:
         training = self.plain(Finetune).cost(scale)

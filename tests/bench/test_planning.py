@@ -137,12 +137,12 @@ def plan(bench, exports, tmp_path):
 def test_a_plan_prints_counts_then_measures_the_machine(plan, tmp_path):
     code, output, _ = plan("--suite", "knn@dino,lowshot@bench")
     counts, times = output.split("measuring this machine")
-    assert code == 0 and "  knn@dino on digits: 200 images in 1.0 passes" in counts
-    assert "  lowshot@bench on digits: no images to read" in counts
+    assert code == 0 and "  knn@dino on digits: 100 train + 100 val images, to do" in counts
+    assert "      200 images in 1.0 passes" in counts and "      no images to read" in counts
     assert "  knn@dino on digits: " in times and "  lowshot@bench on digits: " in times and "not known" not in times
-    assert "2 of 2 jobs one after another: " in times and "at once: 1 job, which uses all" in times
+    assert "2 of 2 jobs one after another: " in times
     rates = json.loads((tmp_path / "out/cache/rates.json").read_text())
-    assert {name.split()[0] for name in rates} == {"forward", "training", "heads", "reading"}
+    assert {name.split()[0] for name in rates} == {"forward", "heads", "reading"}  # no other is needed
     assert all(rate > 0 for rate in rates.values())
 
 
@@ -184,7 +184,7 @@ def test_a_plan_as_json(plan, tmp_path):
     assert code == 0 and by_name.keys() == {"knn@dino", "linear@dino_cached"}
     first, second = (" ".join(by_name[name]["command"]) for name in ("knn@dino", "linear@dino_cached"))
     assert first.startswith("bench run ") and "--suite knn@dino" in first and "knn.k=5" in first
-    assert "knn.k=5" not in second and "--limit 100" in first and jobs[0]["gpus"] == 2
+    assert "knn.k=5" not in second and "--limit 100" in first
     assert jobs[0]["seconds"] <= jobs[1]["seconds"]  # cheap ones first
     assert all(job["seconds"] > 0 and job["flops"] > 0 for job in jobs)
     assert not list((tmp_path / "out").rglob("rates.json"))  # nothing was measured
@@ -217,17 +217,17 @@ def test_a_plan_breaks_its_time_down_by_kind_of_work(bench, exports, tmp_path):
 @pytest.mark.usefixtures("toys")
 def test_a_task_without_a_cost_has_no_known_time(plan):
     code, output, _ = plan("--suite", "toy@one", "--assume", "h100")
-    assert code == 0 and "toy@one on digits: no time known" in output and "toy does not count" in output
+    assert code == 0 and "no time known: toy does not count" in output
 
 
 def test_a_job_that_would_fail_is_reported_with_its_fix(plan):
     code, output, _ = plan("--suite", "finetune@mae", "--assume", "h100")
-    assert code == 1 and "finetune@mae on digits: would fail: 100 training images do not fill a batch of 1024" in output
+    assert code == 1 and "would fail: 100 training images do not fill a batch of 1024" in output
     code, output, _ = plan("--suite", "semi@extrema_cls_1percent", "--assume", "h100")
     assert code == 1 and "would fail: 10 training images do not fill a batch of 1024" in output
     assert "; --set semi.batch=8\n" in output  # one of each of ten classes, where 1 % is one image
 
 
 def test_a_plan_with_nothing_left_counts_no_jobs():
-    (line,) = totals([], 1e9, 0, "exact")
+    (line,) = totals([])
     assert "nothing" in line and "0 of 0" not in line

@@ -105,9 +105,8 @@ def test_detectors_train_and_keep_the_arrays_behind_their_metrics(task, tmp_path
     assert outcome.facts["batch"]["batch_norm_over"] == 4 and outcome.facts["warnings"] == []
     model, plan = trainings[0]
     assert (plan.start.steps, plan.start.steps_per_epoch, plan.schedule.schedule.milestones) == (4, 2, (1,))
-    summary = TASKS[task].summary(export.spec, {"train": 8, "val": 8})
-    assert (summary["steps"], summary["epochs"]) == ("up to 4", 2)
-    assert summary["evaluations"] == len(outcome.facts["evaluations"][0])
+    lengths = TASKS[task].lengths(8)
+    assert (lengths.steps, lengths.evaluations) == (4, len(outcome.facts["evaluations"][0]))
     trunk = {name: model.get_parameter(f"backbone.vit.trunk.{name}") for name in export.tensors}
     unchanged = {name for name, tensor in trunk.items() if torch.equal(tensor, export.tensors[name])}
     assert unchanged == {"norm.weight", "norm.bias"}
@@ -185,4 +184,3 @@ def test_patches_of_14_are_resized_to_16_and_the_result_says_so(tmp_path):
     outcome = MASKRCNN.run(export, workspace(tmp_path, "tiny-coco:"))
     assert outcome.facts["patches"] == "resized from 14 to 16 px"
     assert any("14 to 16 px" in warning for warning in outcome.facts["warnings"])
-    assert "patches" not in MASKRCNN.summary(PLAIN, {"train": 8, "val": 4})

@@ -70,7 +70,6 @@ def test_tasks_that_train_the_network_need_a_vit(name, user_network, tmp_path):
     images = {"train": 8, "val": 8}
     for call in (
         lambda: task.run(user_network, workspace(tmp_path, "none:")),
-        lambda: task.summary(user_network.spec, images),
         lambda: task.cost(Scale(spec=user_network.spec, images=images, classes=19)),
         lambda: task.model_flops(user_network.spec, 19),
     ):

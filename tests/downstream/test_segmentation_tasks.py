@@ -83,8 +83,7 @@ def test_gradient_accumulation_keeps_the_batch_size(tmp_path, trainings):
     first, second = (plan for _, plan in trainings)
     assert first.batch == second.batch == 4
     assert len(list((tmp_path / "cache").rglob("finished"))) == 2
-    summary = UPERNET.summary(SPECS["plain"], {"train": 8, "val": 8})
-    assert summary == {"crop": 32, "epochs": "2.0", "steps": first.start.steps, "batch": 4, "evaluations": 1}
+    assert (UPERNET.lengths(8).steps, UPERNET.lengths(8).evaluations) == (first.start.steps, 1)
 
 
 def test_a_training_is_locked_while_it_runs_and_is_read_and_is_not_repeated(tmp_path, monkeypatch):
@@ -132,9 +131,9 @@ def test_learning_rate_is_searched_on_the_first_split_alone(tmp_path, trainings)
     assert (deviation.deviation_of, deviation.higher_is_better, deviation.resampled) == ("mIoU", None, None)
     assert [len(history) for history in outcome.facts["evaluations"]] == [2, 2]
     assert not any(parameter.requires_grad for parameter in trainings[0][0].backbone.parameters())
-    summary = LINEAR.summary(SPECS["plain"], {"train": 8, "val": 8})
-    assert (summary["trainings"], summary["training images"], summary["evaluations of each"]) == (len(trainings), 6, 2)
-    assert {summary["steps of each"]} == {plan.start.steps for _, plan in trainings}
+    count, steps, _, evaluations = LINEAR.lengths(8)
+    assert (count, evaluations) == (len(trainings), 2 * len(trainings))
+    assert {steps} == {plan.start.steps for _, plan in trainings}
     assert outcome.facts["batch"]["batch_norm_over"] is None and outcome.facts["warnings"] == []
 
 

@@ -11,6 +11,7 @@ from bench.__main__ import main
 from downstream.data.scenes import decode_scenes, open_scenes, scene_mask, tiny_folder
 from downstream.tasks.video_propagation import PROTOCOLS, mean_scores
 from engine.tasks import Outcome
+from engine.work import Scale
 
 TASK = PROTOCOLS["video_propagation@smoke"].task
 
@@ -131,4 +132,4 @@ def test_missing_frames_are_refused(tmp_path):
 
 def test_frames_smaller_than_a_patch_are_refused():
     with pytest.raises(ValueError, match="short"):
-        replace(TASK, short=4).summary(export_of().spec, {"val": 24})
+        replace(TASK, short=4).cost(Scale(spec=export_of().spec, images={"val": 24}, classes=0))

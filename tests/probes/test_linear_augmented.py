@@ -18,6 +18,7 @@ from checkpoints.backbone import Backbone
 from engine.distributed import World
 from engine.seeding import joined_order, shuffled, windowed
 from engine.tasks import Workspace
+from engine.work import Scale
 from imagesets import sets
 from imagesets.decoding import UnreadableImage, decode_rgb
 from imagesets.random_crops import GeneratorDraws, RandomResizedCrop
@@ -258,10 +259,9 @@ def test_a_separable_set_is_solved(export, tmp_path):
     assert outcome.numbers["top1"] == 100.0
     assert (outcome.facts["training_images"], outcome.facts["selection_images"]) == (54, 6)
     assert outcome.cost["augmented_forwards"] == 4 * 54
-    sizes = SMALL.summary(export.spec, {"train": 60, "val": 24})
-    assert sizes["steps"] == SMALL.epochs * outcome.facts["steps_per_epoch"] and sizes["epochs"] == SMALL.epochs
-    assert sizes["heads"] == len(outcome.facts["grid"]) and sizes["batch"] == outcome.facts["batch"]
-    assert sizes["forward passes"] == outcome.cost["augmented_forwards"] + outcome.cost["forwards"]
+    work = SMALL.cost(Scale(spec=export.spec, images={"train": 60, "val": 24}, classes=2))
+    assert work.iterations == SMALL.epochs * outcome.facts["steps_per_epoch"]
+    assert work.images == outcome.cost["augmented_forwards"] + outcome.cost["forwards"]
 
 
 def test_an_unreadable_image_is_an_error_or_left_out(export, tmp_path):

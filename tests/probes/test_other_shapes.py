@@ -85,7 +85,6 @@ def test_features_equal_those_of_the_cropped_images(export, tmp_path):
 def test_every_frozen_probe_accepts_them(task, export, tmp_path):
     outcome = task.run(export, workspace(tmp_path, "tiny:", limit=40))
     assert outcome.facts["val"]["transform"].endswith("crop16x40_exact")
-    assert task.summary(export.spec, {"train": 40, "val": 40})["image size"] == SIZE
     assert all(np.isfinite(value) for value in outcome.numbers.values())
 
 
