@@ -24,9 +24,7 @@ def test_a_dry_run_shows_settings_and_sizes(bench, output_of, exports, out):
     assert "  knn@dino, version 1\n" in output and "k=10,20,100,200 temperature=0.07" in output
     assert "  linear_sgd@mst, version 2 (modified)\n" in output and "lrs=0.00024 " in output and " epochs=3 " in output
     assert "knn@dino on tiny: 40 train + 32 val images, to do\n      72 images in 1.0 passes" in output
-    assert (
-        "      144 images in 2.0 passes, 9 iterations" in output
-    )  # 3 epochs of 36, 4 that choose, 32 to validate
+    assert "      144 images in 2.0 passes, 9 iterations" in output  # 3 epochs of 36, 4 that choose, 32 to validate
     assert "share their forward passes\n" in output and "\n2 to do;" in output
     _, output, _ = bench(*dry_run, "--suite", "everything")  # of which some would fail
     assert "protocols: bench list PROTOCOL\n" in output and "temperature=" not in output
