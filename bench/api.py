@@ -183,7 +183,7 @@ def load(
         export = of_module(checkpoint, options, forward)
         reference = str(export.facts.get("source_file", type(checkpoint).__name__))
     elif forward is not None:
-        raise ValueError("forward= is for a torch.nn.Module")
+        raise UserError("forward", "it is for a torch.nn.Module")
     elif not isinstance(checkpoint, str | Path):
         if not hasattr(checkpoint, "digest"):
             kind = type(checkpoint).__name__
@@ -295,15 +295,15 @@ def evaluate(
         )
     if images is not None or labels is not None:
         if images is None or labels is None or not isinstance(data, str | None):
-            raise ValueError("images= and labels=: give both, and no datasets; data= is then only a name for them")
+            raise UserError("images", "give it with labels, and no datasets; data is then only a name for them")
         if isinstance(images, tuple) != isinstance(labels, tuple) or (
             isinstance(images, tuple) and not len(images) == len(labels) == 2
         ):
-            raise ValueError("images= and labels=: give one array or list each, or each as a pair (train, val)")
+            raise UserError("images", "give it and labels as one array or list each, or each as a pair (train, val)")
         splits = tuple(zip(images, labels, strict=True)) if isinstance(images, tuple) else ((images, labels), None)
         data = {data or "images": splits}
     elif data is None:
-        raise ValueError("which images? give data=, such as 'folder:/data/cifar10', or images= and labels=")
+        raise UserError("data", "which images? give it, such as 'folder:/data/cifar10', or images and labels")
     elif not isinstance(data, str | Mapping):
         data = {"images": data}
     if is_module(checkpoint) or statistics is not None or forward is not None:  # a module's own size may be unknown
@@ -468,9 +468,8 @@ def compare(
 
     sides = (first, *others)
     if invalid := [side for side in sides if not (isinstance(side, str) or hasattr(side, "checkpoint"))]:
-        raise ValueError(
-            f"{invalid[0]!r} is neither the name of a checkpoint nor a result; give names of checkpoints in {out}"
-        )
+        text = f"{invalid[0]!r} is neither the name of a checkpoint nor a result; give names of checkpoints in {out}"
+        raise UserError("others" if first is not invalid[0] else "first", text)
     check_folder(Path(out))
     names = [side if isinstance(side, str) else side.checkpoint.unique_name for side in sides]
     return compared(Path(out), names, data, protocol, metric)
@@ -609,7 +608,7 @@ def pretrain(
 ) -> "ViTExport":
     """Pretrain an encoder with a method's recipe in the folder `out`, as `bench pretrain` does; returns the encoder.
 
-    recipe: one of the method's (`bench list methods --recipes`), or, with `init`, None to adapt one to it. images: a
+    recipe: one of the method's (`bench list --recipes`), or, with `init`, None to adapt one to it. images: a
     URL. settings: changes of recipe, method or encoder, such as {"epochs": 100, "schedule.warmup": 5}. init: a
     checkpoint that the encoder starts from, as for `bench pretrain --init`; freeze_first_epochs: number of epochs in
     which only the other parameters train. resume: continue the training in `out`, or start it. shuffle_window: shards
@@ -680,14 +679,16 @@ def visualize(
     ValueError for an unknown kind or setting, images that cannot be read, and networks that are not ViTs.
     """
     check(kind=kind, settings=settings)
-    from bench.names import chosen_device
+    from bench.names import check_writable, chosen_device
     from bench.reports.pictures import Format
     from bench.reports.visualize import PictureRequest, chosen_kind, draw_pictures
     from engine.optional import require
 
     require("matplotlib")
     if unknown := [form for form in formats if form not in get_args(Format)]:
-        raise ValueError(f"formats: {unknown[0]!r} is not one of {', '.join(get_args(Format))}")
+        raise UserError("formats", f"choose {' or '.join(get_args(Format))}", unknown[0])
+    if not images:
+        raise UserError("images", "it is missing: name image files, folders of images, or URLs such as digits:")
     chosen = chosen_kind(kind, changes_of(settings))
     networks = checkpoints if isinstance(checkpoints, list | tuple) else [checkpoints]
     loaded = [network if isinstance(network, str | Path) else load(network) for network in networks]
@@ -703,4 +704,9 @@ def visualize(
         device=chosen_device(device),
         precision=precision,
     )
-    return list(draw_pictures(chosen, request, Path(out), tuple(dict.fromkeys(formats))))
+    check_writable(Path(out))
+    paths = []
+    for path in draw_pictures(chosen, request, Path(out), tuple(dict.fromkeys(formats))):
+        say(f"written: {path}")
+        paths.append(path)
+    return paths

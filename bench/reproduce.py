@@ -3,8 +3,7 @@
 A plan is a list of published values: a table of a source; `today`, current networks by common protocols; or `laptop`,
 four numbers that a laptop measures in half an hour. A value names its weights, protocol, settings and images. It can be
 measured by a named protocol, by a protocol with changed settings, or, for a stated reason, not at all; its weights are
-given by the user, downloaded by timm, or trained first. Measurements are read from the results in a folder, or from the
-log of a training.
+given by the user, downloaded by timm, or trained first. Measurements are read from the results in a folder.
 """
 
 import os
@@ -39,14 +38,13 @@ from bench.settings import named_values
 from checkpoints.export import is_export
 from checkpoints.frozen import SCHEME
 from checkpoints.import_options import TIMM_SCHEMES
-from checkpoints.runs import EXPORT, identity_in, is_run
+from checkpoints.runs import EXPORT
 from engine.errors import UserError, command, command_line, in_one_line
 from engine.extensions import load_extension, source_files, warn_of
 from engine.files import write_atomic
 from engine.printing import did_you_mean, in_markdown, markdown_table, printable, say
 from engine.printing import table as text_table
 from engine.tasks import Workspace
-from pretrain.loop.records import cost_of
 
 TODAY = "today"  # name of the plan of these weights: timm's copies where it has any, else what to look for
 WEIGHTS = {
@@ -99,7 +97,7 @@ def networks_of_today() -> list[PublishedValue]:
     for name in WEIGHTS:
         of_network = [value for value in published_values() if value.checkpoint == name and not value.network]
         values = [value for value in of_network if value.data in data and not unmeasured(value)]
-        published = [value for value in values if value.protocol != LOG and protocol_of(value).key in tasks]
+        published = [value for value in values if protocol_of(value).key in tasks]
         measured = {value.protocol for value in published if not value.settings}
         unpublished = dict.fromkeys(("setting", "source", "note", "settings", "metric"), "") | {"table": TODAY}
         for protocol in suite:
@@ -124,7 +122,7 @@ def on_a_laptop() -> list[PublishedValue]:
 def unmeasured(value: PublishedValue) -> str:
     """Why a value cannot be measured with the protocols of this installation; "" if it can."""
     if value.protocol == LOG:
-        return untrained(value)
+        return "it depends on the machine: `log.jsonl` of a pretraining has its time and memory"
     try:
         protocol_of(value)
     except ValueError as error:
@@ -241,8 +239,6 @@ def commands_of(values: Sequence[PublishedValue], setup: Setup) -> list[list[str
     if unmeasured(first):
         return []
     commands, reference = weights_of(first, setup)
-    if first.protocol == LOG:
-        return commands
     names = list(dict.fromkeys(value.protocol for value in values))
     words = command(
         "run",
@@ -265,7 +261,7 @@ def image_size_of(value: PublishedValue) -> int | None:
 
 def weights_of(value: PublishedValue, setup: Setup) -> tuple[list[list[str]], str]:
     """The commands that obtain the weights, and the reference to them for `bench run --checkpoint`."""
-    if (reference := setup.reference(value)) and value.protocol != LOG:
+    if reference := setup.reference(value):
         return _import_if_needed(value, reference, setup)
     if untrained(value):
         return [], f"PATH-OF-{run_name(value)}"
@@ -317,14 +313,13 @@ def missing(plan: Sequence[PublishedValue], setup: Setup) -> Iterator[str]:
     without: dict[str, None] = {}  # names of weights that are neither given nor trained
     data: dict[str, None] = {}
     for value in plan:
-        reference, name = "" if value.protocol == LOG else setup.reference(value), run_name(value)
+        reference, name = setup.reference(value), run_name(value)
         if unmeasured(value):
             continue
         if not reference and untrained(value):
             without[name] = None
             continue
-        if value.protocol != LOG:
-            data[value.data] = None
+        data[value.data] = None
         if reference.startswith(f"{SCHEME}:"):  # code of the user's, which is no file
             continue
         if path := absent_file(reference) if reference else absent_images(setup.training_images(value)):
@@ -405,8 +400,6 @@ class Measurement:
 
 def measurement(value: PublishedValue, results: Sequence[StoredResult], setup: Setup) -> Measurement | None:
     """The number measured here for a published value, the mean over seeds; None if there is none."""
-    if value.protocol == LOG:
-        return measured_cost(setup.training(value), value)
     matching = [stored.result for stored in results if _is_of(stored.result, value)]
     if not matching:
         return None
@@ -458,24 +451,6 @@ def _counts(images: Mapping[str, int]) -> str:
     return " + ".join(f"{count} {split}" for split, count in images.items())
 
 
-def measured_cost(folder: Path, value: PublishedValue) -> Measurement | None:
-    """Hours, minutes of an epoch, or GPU memory (GB) of the training in `folder`; None if unknown.
-
-    Hours are extrapolated to all epochs from the speed so far.
-    """
-    if not is_run(folder):
-        return None
-    identity = identity_in(folder)
-    spent, epochs = cost_of(folder, identity), identity["settings"]["epochs"]
-    name, scale = {
-        "hours": ("seconds_per_epoch", epochs / 3600),
-        "minutes_per_epoch": ("seconds_per_epoch", 1 / 60),
-        "gpu_memory": ("gpu_memory_gib", 1.0),  # papers print what drivers show, which is GiB, as GB
-    }[value.metric]
-    remarks = (f"on {spent['devices']}",) if spent.get("devices") else ()
-    return Measurement(number=spent[name] * scale, unit=value.unit, remarks=remarks) if name in spent else None
-
-
 HEADS = ("weights", "what", "measured by", "published", "measured", "difference", "in standard errors", "source")
 
 
@@ -509,7 +484,7 @@ def differences(value: PublishedValue, measured: Measurement | None) -> tuple[st
     return text, f"{difference:+.{digits}f}", errors
 
 
-COUNTS = ("plan", "values", "measured here", "of these by --set", "trained here", "of these by --set")
+COUNTS = ("plan", "values", "measured here", "trained here")
 
 
 def caption_of(name: str) -> str:
@@ -533,8 +508,7 @@ def listing() -> Iterator[str]:
 
 
 def count_of(values: Sequence[PublishedValue]) -> list[int]:
-    """Number of values, and of those that can be measured, and whose weights can be trained, in all and by --set."""
+    """Number of values, of those that can be measured, and of those whose weights can be trained."""
     measured = [value for value in values if not unmeasured(value)]
     trained = [value for value in values if not untrained(value)]
-    changed = sum(bool(value.settings) for value in measured), sum(bool(trained_by(value)[2]) for value in trained)
-    return [len(values), len(measured), changed[0], len(trained), changed[1]]
+    return [len(values), len(measured), len(trained)]

@@ -18,7 +18,7 @@ from engine.printing import heard_by, print_lines, printable
 
 T = TypeVar("T")
 # Arguments whose options have other names; in all others, underscores become hyphens. And options by their arguments.
-OPTIONS = {"settings": "set", "compiled": "compile", "names": "name"}
+OPTIONS = {"settings": "set", "compiled": "compile", "names": "name", "formats": "format"}
 ARGUMENTS = {"set": "settings", "micro_batch": "batch_size"}
 _on_command_line = False
 

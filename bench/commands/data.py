@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from bench.options import CommandOptions, Positional
 from engine.errors import UserError, in_one_line
 from engine.files import locked, sync_folder
-from engine.printing import did_you_mean, say
+from engine.printing import did_you_mean, say, size
 
 if TYPE_CHECKING:
     from engine.tasks import Task
@@ -47,8 +47,10 @@ def run(options: Options) -> int:
     """0: the set can be used as it is; 1: there is something to fix."""
     if options.action == "get":
         return get(options.url, options.out)
-    if not options.url or options.out:
-        raise ValueError("bench data check URL: give the URL of one image set, without --out")
+    if options.out:
+        raise UserError("out", "it is for bench data get")
+    if not options.url:
+        raise ValueError("bench data check: give the URL of an image set")
     from downstream.data.scenes import layout_of, scene_schemes
     from engine.progress import Progress
     from imagesets.check import check_image_set, render
@@ -75,15 +77,15 @@ def get(name: str | None, out: Path | None) -> int:
 
     if name is None:
         for set_name, (megabytes, licence, page) in OFFERED.items():
-            say(f"{set_name:16} {size_of(megabytes):>8}  {licence:27}{page}")
+            say(f"{set_name:16} {size(1e6 * megabytes):>8}  {licence:27}{page}")
         return 0
     folder = folder_of(name, out or Path())
     if out is None:
-        raise ValueError(f"bench data get {name}: give --out DIR, the folder to download into")
+        raise UserError("out", f"give the folder to download {name} into")
     check_writable(out)
     usage = f"bench run --data {' or '.join(urls_of(name, folder))}"
     megabytes, licence, page = OFFERED[name]
-    say(f"{name}: {size_of(megabytes)} to download; licence: {licence} ({page})", f"  then: {usage}")
+    say(f"{name}: {size(1e6 * megabytes)} to download; licence: {licence} ({page})", f"  then: {usage}")
     download(name, folder)
     say(f"{folder} is complete: {usage}")
     return 0
@@ -156,11 +158,6 @@ def urls_of(name: str, folder: Path) -> list[str]:
     """The values of `--data`, `NAME=URL`, for a downloaded set in its folder, quoted for a shell."""
     key, templates = name.lower(), URLS.get(name, (f"torchvision:{name}:{{}}",))
     return [shlex.quote(f"{key}={template.format(folder)}") for template in templates]
-
-
-def size_of(megabytes: int) -> str:
-    """A size as text: `170 MB`, `5.0 GB`."""
-    return f"{megabytes / 1000:.1f} GB" if megabytes > 999 else f"{megabytes} MB"
 
 
 def folder_of(name: str, out: Path) -> Path:

@@ -104,7 +104,9 @@ def operators() -> Iterator[Line]:
 
 def devices() -> Iterator[Line]:
     torch = quietly_imported("torch")
-    count = 0 if isinstance(torch, str) or not torch.cuda.is_available() else torch.cuda.device_count()
+    if isinstance(torch, str):
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for index in range(count):
         memory = torch.cuda.get_device_properties(index).total_memory / 2**30
         yield "ok", f"cuda:{index}", f"{torch.cuda.get_device_name(index)}, {memory:.0f} GiB", ""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from bench.options import CommandOptions, Positional, options_from
 from checkpoints.import_options import ImportOptions, check_reference
-from engine.errors import option
+from engine.errors import UserError
 
 if TYPE_CHECKING:
     from checkpoints.export import ViTExport
@@ -64,7 +64,5 @@ def _holds(out: Path, export: "ViTExport") -> bool:
     except ValueError as error:
         difference = str(error)
     if difference:
-        raise ValueError(
-            f"{option('out')} {out} holds another export ({difference}): choose a new folder, or add --force"
-        )
+        raise UserError("out", f"it holds another export ({difference}): choose a new folder, or add --force", out)
     return True

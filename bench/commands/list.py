@@ -6,17 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from bench.index import KINDS, ProtocolEntry, TaskEntry, choices_of, suites_of, task_entries, with_choices
+from bench.index import ProtocolEntry, TaskEntry, choices_of, suites_of, task_entries, with_choices
 from bench.options import CommandOptions, Positional
 from bench.settings import setting_text
-from engine.errors import in_one_line
+from engine.errors import UserError, in_one_line
 from engine.extensions import (
     Extension,
     extensions,
     load_extension,
     one_line,
     refused_plugins,
-    source_files,
     warn_of,
 )
 from engine.printing import did_you_mean, say, table
@@ -52,14 +51,10 @@ class Options(CommandOptions):
 def run(options: Options) -> int:
     """Print each name with its one-line description, without importing the files; other listings import them."""
     name = options.name
-    if options.protocols and options.recipes:
-        raise ValueError("--protocols and --recipes: give one of them; tasks have protocols, methods have recipes")
-    if options.protocols:
-        return _list_protocols(name)
-    if options.recipes:
-        return _list_recipes(name)
-    if name in ("protocols", "recipes"):
-        raise ValueError(f"bench list {name}: write bench list --{name}")
+    if options.protocols or options.recipes:
+        if name or options.protocols == options.recipes:
+            raise UserError("protocols", "it lists all protocols, --recipes all recipes; those of one: bench list NAME")
+        return _list_protocols() if options.protocols else _list_recipes()
     if name == "suites":
         return _list_suites()
     if name and name not in SECTIONS:
@@ -87,46 +82,37 @@ def _list_suites() -> int:
     return 0
 
 
-def _list_protocols(kind: str | None) -> int:
-    if kind and kind not in SECTIONS:
-        raise ValueError(f"--protocols lists those of tasks or downstream; for those of {kind} only: bench list {kind}")
-    if kind and SECTIONS[kind] not in KINDS:
-        raise ValueError(f"{kind} have no protocols; use: bench list tasks --protocols")
+def _list_protocols() -> int:
     entries, broken = task_entries()
     warn_of(broken)
-    chosen = [entry for task, entry in entries.items() if not kind or task.kind == SECTIONS[kind]]
-    say(f"suites: {', '.join(suites_of(chosen))}")
+    say(f"suites: {', '.join(suites_of(entries.values()))}")
     rows = []
-    for name, protocol in sorted((name, protocol) for entry in chosen for name, protocol in entry.protocols.items()):
+    for name, protocol in sorted(chain.from_iterable(entry.protocols.items() for entry in entries.values())):
         rows.append((name, f"version {protocol.version}  suites: {', '.join(protocol.suites) or 'none'}"))
         rows.append(("", protocol.source))
     say(*table(rows))
-    if any(protocol.reported for entry in chosen for protocol in entry.protocols.values()):
-        say("NAME_paper is NAME as its source reports it, chosen on the validation images: bench list NAME_paper")
-    if not rows:
-        say("no protocols yet")
+    say("NAME_paper is NAME as its source reports it, chosen on the validation images: bench list NAME_paper")
     return 0
 
 
-def _list_recipes(kind: str | None) -> int:
+def _list_recipes() -> int:
+    for extension in sorted(extensions("methods").values(), key=lambda extension: extension.key):
+        try:
+            lines = [f"{extension.key}  {one_line(extension.path)}".rstrip(), *_recipes(extension, indent=2)]
+        except Exception as error:  # a plugin may fail in any way; the other methods are still listed
+            say(f"bench: warning: method {extension.key!r} is left out: {in_one_line(error)}", errors=True)
+            continue
+        say(*lines)
+    return 0
+
+
+def _recipes(extension: Extension, indent: int) -> list[str]:
     from bench.pretraining.recipes import recipe_summary
 
-    if kind and kind not in SECTIONS:
-        raise ValueError(f"--recipes lists those of all methods; for those of {kind} only: bench list {kind}")
-    if kind not in (None, "methods"):
-        raise ValueError(f"{kind} have no recipes; use: bench list methods --recipes")
-    for method, path in sorted(source_files("methods").items()):
-        try:
-            recipes = load_extension("methods", method).RECIPES
-        except Exception as error:  # a plugin may fail in any way; the other methods are still listed
-            say(f"bench: warning: method {method!r} is left out: {in_one_line(error)}", errors=True)
-            continue
-        say(f"{method}  {one_line(path)}".rstrip())
-        rows = [
-            row for name, recipe in recipes.items() for row in ((name, recipe_summary(recipe)), ("", recipe.source))
-        ]
-        say(*table(rows, indent=2))
-    return 0
+    recipes = load_extension("methods", extension.key).RECIPES
+    return table(
+        [(name, f"{recipe_summary(recipe)}; {recipe.source}") for name, recipe in recipes.items()], indent=indent
+    )
 
 
 LISTED_BY = "`bench list` or `bench list --protocols`"
@@ -222,16 +208,14 @@ def _importer(extension: Extension) -> Iterator[str]:
 
 
 def _method(extension: Extension) -> Iterator[str]:
-    from bench.pretraining.recipes import meanings_of, names_by_path, recipe_summary, values_by_path
+    from bench.pretraining.recipes import meanings_of, names_by_path, values_by_path
 
     recipes = load_extension("methods", extension.key).RECIPES
     yield f"method {extension.key}: bench pretrain {extension.key} --recipe NAME --images URL --out DIR"
     yield from _docstring(extension)
     yield from _plugin(extension.plugin)
     yield "  recipes:"
-    yield from table(
-        [(name, f"{recipe_summary(recipe)}; {recipe.source}") for name, recipe in recipes.items()], indent=4
-    )
+    yield from _recipes(extension, indent=4)
     yield "  settings, changed by --set NAME=VALUE:"
     values: dict[str, dict[str, str]] = {}  # setting -> recipe -> value
     texts: dict[str, str] = {}

@@ -36,7 +36,7 @@ def run(options: Options) -> int:
     from bench.record import check_record, write_record
     from bench.reports.card import publication_from
     from bench.results.record import check_folder
-    from engine.errors import command_line
+    from engine.errors import UserError, command_line
     from engine.printing import counted, say
 
     if options.check and not (options.out or options.to):
@@ -46,7 +46,7 @@ def run(options: Options) -> int:
         say(f"{options.check}: {counted(len(differences), 'difference') if differences else agrees}")
         return int(bool(differences))
     if not options.out or not options.to:
-        raise ValueError("give one of: bench record OUT --to DIR writes a record, bench record --check DIR checks one")
+        raise UserError("to", "give OUT --to DIR to write a record, or --check DIR alone to check one")
     check_folder(options.out)
     publication = publication_from(options.model_id, options.hub_dataset, options.source, options.licence)
     write_record(options.out, options.to, publication)

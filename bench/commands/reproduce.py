@@ -48,9 +48,9 @@ def run(options: Options) -> int:
 
     name = options.table or options.plan
     if options.table and options.plan:
-        raise ValueError("PLAN and --plan PLAN: give one of them")
+        raise UserError("plan", "give it or PLAN alone, not both", options.plan)
     if (options.check and not options.table) or (options.suite and not name):
-        raise ValueError("--check and --suite are for a plan: bench reproduce today --check")
+        raise UserError("suite" if options.suite else "check", "it is for a plan: bench reproduce today --check")
     if options.run and not options.plan:
         raise UserError("run", "it runs the script of a plan: give --plan PLAN")
     setup = reproduce.Setup(

@@ -6,7 +6,7 @@ from shlex import quote
 from typing import Literal
 
 from bench.options import CommandOptions, Positional
-from engine.errors import option
+from engine.errors import UserError
 from engine.printing import say
 
 EPILOG = """ls: one line for each result, with its first number or why it failed.
@@ -41,10 +41,8 @@ def run(options: Options) -> int:
     check_folder(options.out)
     words = {name: getattr(options, name) for name in ("checkpoint", "data", "protocol", "status")}
     if options.action == "rm" and not any(words.values()):
-        raise ValueError(
-            f"which results? give {option('checkpoint')}, {option('data')}, --protocol or --status, as shown by "
-            f"`bench results ls`"
-        )
+        text = "rm needs it, or --data, --protocol or --status, to say which results; `bench results ls` shows them"
+        raise UserError("checkpoint", text)
     contents = find_results(options.out, words)
     if options.action == "rm":
         refuse_ambiguous(options.out, contents, options.checkpoint)

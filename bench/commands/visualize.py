@@ -1,14 +1,15 @@
 """Draw what checkpoints see, side by side: attention, PCA of patches, masks; or curves of results."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from bench.options import CommandOptions, Positional
 from bench.reports.kinds import KINDS
-from engine.errors import UserError, option
+from bench.settings import named_values
+from engine.errors import UserError
 from engine.extensions import one_line
+from engine.printing import did_you_mean, say
 from engine.settings import NonNegativeInt, PositiveInt
 
 CURVES = "curves"  # shows results and trainings; all other kinds show images
@@ -54,54 +55,39 @@ class Options(CommandOptions):
 
 def run(options: Options) -> int:
     """0: all pictures are written; the same input gives the same bytes."""
-    from engine.optional import require
-    from engine.printing import did_you_mean, say
-
-    require("matplotlib")
+    if options.kind == CURVES:
+        return _write_figures(options)
     if options.kind not in DESCRIPTIONS:
-        raise ValueError(
-            f"no kind of picture is called {options.kind!r}{did_you_mean(options.kind, list(DESCRIPTIONS))}"
-        )
-    files = _figure_files if options.kind == CURVES else _picture_files
-    for path in files(options, tuple(dict.fromkeys(options.format))):
-        say(f"written: {path}")
+        hint = did_you_mean(options.kind, list(DESCRIPTIONS))
+        raise ValueError(f"no kind of picture is called {options.kind!r}{hint}")
+    from bench.api import visualize
+
+    shared = {
+        name: getattr(options, name) for name in ("out", "split", "limit", "image_size", "square", "seed", "device")
+    }
+    visualize(
+        options.kind,
+        options.checkpoint,
+        options.images,
+        settings=named_values(options.set, "settings", "NAME=VALUE, for example layer=-2", ".*?"),
+        names=options.name,
+        precision=options.precision,
+        formats=options.format,  # type: ignore[arg-type]  # pdf is refused
+        **shared,
+    )
     return 0
 
 
-def _picture_files(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
-    """Draw what checkpoints see in images, in every format; yields the path of each file once it is written."""
-    from bench.names import check_writable, chosen_device
-    from bench.reports.visualize import PictureRequest, chosen_kind, draw_pictures
-
-    if not options.images:
-        raise ValueError(f"{option('images')} is missing: name image files, folders of images, or URLs such as digits:")
-    if "pdf" in formats:
-        raise UserError("format", f"it is for curves; write png or svg of {options.kind}", "pdf")
-    kind = chosen_kind(options.kind, options.set)
-    request = PictureRequest(
-        references=options.checkpoint,
-        names=options.name,
-        sources=options.images,
-        split=options.split,
-        limit=options.limit,
-        image_size=options.image_size,
-        square=options.square,
-        seed=options.seed,
-        device=chosen_device(options.device),
-        precision=options.precision,
-    )
-    check_writable(options.out)
-    yield from draw_pictures(kind, request, options.out, formats)
-
-
-def _figure_files(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
-    """Draw curves in every format; yields the path of each file once it is written."""
+def _write_figures(options: Options) -> int:
+    """Draw curves in every format."""
     from bench.names import check_writable
     from bench.reports.drawing import figure_bytes
     from bench.reports.figures import paper_figures
     from bench.results.record import check_folder
     from engine.files import write_atomic
+    from engine.optional import require
 
+    require("matplotlib")
     check_writable(options.out)
     if options.results:
         check_folder(options.results)
@@ -109,7 +95,8 @@ def _figure_files(options: Options, formats: Sequence[Any]) -> Iterator[Path]:
         raise UserError("width", "give inches from 2 to 20, such as 3.25 or 6.75", options.width)
     figures = paper_figures(options.results, options.checkpoint, options.along, options.width)
     for name, figure in figures.items():
-        for file_format in formats:
+        for file_format in dict.fromkeys(options.format):
             path = options.out / f"{name.replace(',', '').replace(' ', '-')}.{file_format}"
             write_atomic(path, figure_bytes(figure, file_format, dpi=300))
-            yield path
+            say(f"written: {path}")
+    return 0

@@ -21,7 +21,7 @@ from typing import TypedDict
 import msgspec
 import numpy as np
 
-from bench.results.record import DataUsed, Result, failure_path, number_text, read_arrays, read_result, result_files
+from bench.results.record import DataUsed, Result, failure_path, number_text, read_arrays, read_result
 from engine.errors import UserError
 from engine.files import digest, read_json, write_atomic
 from engine.printing import did_you_mean, table
@@ -89,27 +89,33 @@ def stamps(out: Path) -> dict[str, Stamp]:
     return {name: current for name, current in stamped.items() if current != NO_FILE}
 
 
-def read_results(out: Path) -> tuple[list[StoredResult], list[str]]:
-    """All results of a folder, and a line for each file that could not be read."""
+def read_files(out: Path) -> dict[Path, "StoredResult | str"]:
+    """Path of every result file of a folder -> its result, or why it cannot be read."""
     earlier = _read_cache(out)
     cached: dict[str, _CachedResult] = {}
-    results, problems = [], []
+    files: dict[Path, StoredResult | str] = {}
     for name, current in stamps(out).items():
         path, entry = out / "results" / name, earlier.get(name)
         if entry is None or entry["stamp"] != current:
             try:
                 entry = {"stamp": current, "result": read_result(path)}
             except (ValueError, OSError) as error:
-                problems.append(str(error))
+                files[path] = str(error)
                 continue
         cached[name] = entry
         # Arrays are written before their result file, but they may be lost later.
         arrays = stamp(f"{str(path).removesuffix('.json')}.npz")
         identity = digest([str(path).removeprefix(str(out)), current, arrays])[:24]
-        results.append(StoredResult(path=path, result=entry["result"], identity=identity))
+        files[path] = StoredResult(path=path, result=entry["result"], identity=identity)
     if cached != earlier:
         write_cache(_cache_file(out), msgspec.json.encode({"version": _version(), "results": cached}))
-    return results, problems
+    return files
+
+
+def read_results(out: Path) -> tuple[list[StoredResult], list[str]]:
+    """All results of a folder, and a line for each file that could not be read."""
+    files = read_files(out).values()
+    return [stored for stored in files if isinstance(stored, StoredResult)], [f for f in files if isinstance(f, str)]
 
 
 def comparable_results(out: Path) -> tuple[list[StoredResult], list[str]]:
@@ -181,27 +187,15 @@ def find_results(out: Path, options: Mapping[str, str | None]) -> dict[Path, Res
     options: checkpoint, data, protocol, status -> the user's value; None: any. ValueError, with the choices, for a
     value that matches no file.
     """
-    filters = {option: word for option, word in options.items() if word is not None}
-    contents = {path: _read(path) for path in result_files(out)}
+    files = read_files(out).items()
+    contents = {path: stored if isinstance(stored, str) else stored.result for path, stored in files}
     names = {path: _names_of(out, path, content) for path, content in contents.items()}
-    for option, word in filters.items():
-        if option != "status" and not any(word in names[path][option] for path in contents):
-            choices = {
-                name
-                for path, content in contents.items()
-                if isinstance(content, Result) or option != "protocol"  # an unreadable file's protocol is a guess
-                for name in names[path][option]
-            }
+    for option, word in options.items():
+        choices = {name for of_file in names.values() for name in of_file[option]}
+        if word is not None and option != "status" and word not in choices:
             raise UserError(option, f"{out} has no such result{did_you_mean(word, sorted(choices))}", word)
-    matching = [path for path in contents if all(word in names[path][option] for option, word in filters.items())]
-    return {path: contents[path] for path in matching}
-
-
-def _read(path: Path) -> Result | str:
-    try:
-        return read_result(path)
-    except (ValueError, OSError) as error:
-        return str(error)
+        contents = {path: content for path, content in contents.items() if word is None or word in names[path][option]}
+    return contents
 
 
 def _folders(out: Path, path: Path) -> tuple[str, str]:
@@ -214,12 +208,10 @@ def _names_of(out: Path, path: Path, content: Result | str) -> dict[str, list[st
     """Option -> the values of that option which match this file."""
     checkpoint, data = _folders(out, path)
     name, _, digest8 = checkpoint.rpartition("-")
-    words = path.stem.split("-")  # an unreadable file's name begins with that of its protocol
-    beginnings = ["-".join(words[:count]) for count in range(1, len(words) + 1)]
     return {
         "checkpoint": [checkpoint, name, f"{name} ({digest8})"],
         "data": [data],
-        "protocol": [content.protocol.name, content.task] if isinstance(content, Result) else beginnings,
+        "protocol": [content.protocol.name, content.task] if isinstance(content, Result) else [],
         "status": [content.status if isinstance(content, Result) else "unreadable"],
     }
 

@@ -19,7 +19,7 @@ from bench.options import EvaluationOptions
 from bench.published.values import SETS
 from bench.results.record import DataUsed, read_result
 from bench.run.calibration import LIMIT, RATES, Machine, Measurements, keep_rates, kept_rates, measurements
-from bench.run.prepare import Job, Preparation, checkpoint_title, prepare, size_lines
+from bench.run.prepare import Job, Preparation, checkpoint_title, prepare, scale_of, size_lines
 from bench.run.sharing import shared_by
 from bench.run.suites import ChosenProtocol
 from bench.settings import setting_text
@@ -103,23 +103,28 @@ class Forecast:
 def count_jobs(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> Iterator[Forecast]:
     """Forecasts, without times, of the jobs of one export that are not done, in their order."""
     done: dict[Hashable, float] = {}  # key of shared work -> units that earlier jobs do
-    for job in sorted(jobs, key=lambda job: job.state != "done"):  # finished jobs left their features on disk
-        shared = Shared() if job.problem else shared_by(job, export, space)
-        keys = [shared_key(shared, part, job.data.url) for part in job.work.parts]
-        if job.state == "done":  # its crops were not stored
-            keys = [None if part.kind == "crops" else key for part, key in zip(job.work.parts, keys, strict=True)]
-        forecast = Forecast(job=job, work=remaining_work(job.work, keys, done))
-        if job.state != "done":
-            yield forecast if job.problem else from_results(forecast, export, space)
+    to_do = [job for job in jobs if job.state != "done"]
+    for job in [job for job in jobs if to_do and job.state == "done" and not job.chosen.layout]:
+        with suppress(Exception):  # features on disk, but no crops, which are not stored
+            work = job.chosen.task.cost(scale_of(job.data, job.limit, job.network(export).spec, space))
+            parts = tuple(part for part in work.parts if part.kind != "crops")
+            remaining_work(replace(work, parts=parts), shared_by(job, export, space), job.data.url, done)
+    for job in to_do:
+        if job.problem:
+            yield Forecast(job=job)
+        else:
+            work = remaining_work(job.work, shared_by(job, export, space), job.data.url, done)
+            yield from_results(Forecast(job=job, work=work), export, space)
 
 
-def remaining_work(work: Work, keys: Sequence[Hashable], done: dict[Hashable, float]) -> Work:
-    """The work without units that earlier jobs do; adds its own units to `done`.
+def remaining_work(work: Work, shared: Shared, url: str, done: dict[Hashable, float]) -> Work:
+    """The work of a job without units that earlier jobs do; adds its own units to `done`: key of shared work -> units.
 
-    keys: `shared_key` of each part. done: key -> units.
+    shared: what the task shares. url: of the images.
     """
     parts = []
-    for part, key in zip(work.parts, keys, strict=True):
+    for part in work.parts:
+        key = shared_key(shared, part, url)
         before = done.get(key, 0.0) if key else 0.0
         if key:
             done[key] = max(before, part.count)

@@ -26,7 +26,6 @@ from bench.results.record import (
     result_stem,
     short,
 )
-from bench.results.store import read_results
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from checkpoints.import_options import ImportOptions
@@ -57,7 +56,7 @@ class Job:
     limit: int | None = None  # at most this many images of each split; None: all
     image_size: int | tuple[int, int] | None = None  # of the images that the network gets; None: the protocol decides
     problem: str = ""  # why the job would fail, if that is known before it runs
-    work: Work = field(default_factory=Work)  # none of dense tasks that are done, and of those with a problem
+    work: Work = field(default_factory=Work)  # of a job to do
     head: Path | None = None  # where its head is to be kept
 
     @property
@@ -386,10 +385,7 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
         if suite == "smoke":
             names = ["digits", *(TINY + layout for layout in extensions("layouts") if not served_layouts(layout))]
             return {name: f"{name}:" for name in names}
-        raise ValueError(
-            f"which images? give {option('data')} NAME=URL, for example "
-            f"{option('data', 'cifar10=folder:/data/cifar10')}"
-        )
+        raise UserError("data", "which images? give NAME=URL, for example cifar10=folder:/data/cifar10")
     urls: dict[str, str] = {}
     for text in texts:
         name, url = named_url(text)
@@ -465,14 +461,14 @@ def _job(
     head = space.keep_heads / path.relative_to(out / "results") if space.keep_heads and chosen.task.predicts else None
     state: State = "new" if space.reread or problem else job_state(path, data, space.skip_bad, head)
     work = Work()
-    if not problem and not (state == "done" and chosen.layout):
+    if not problem and state != "done":
         job_space = replace(space, data=data.url, limit=limit, world=World())
         try:
             work = chosen.task.cost(scale_of(data, limit, spec, job_space))
-            if state != "done" and space.opened.known(data.url, "val") is not None:  # not opened for an assumed machine
+            if space.opened.known(data.url, "val") is not None:  # not opened in plans for an assumed machine
                 chosen.task.check_images(job_space)
         except Exception as error:  # mostly settings that do not fit; a plugin may raise anything
-            problem = "" if state == "done" else in_one_line(error).removeprefix(f"{data.url}: ")
+            problem = in_one_line(error).removeprefix(f"{data.url}: ")
     return Job(
         chosen=chosen,
         protocol=protocol,
@@ -560,24 +556,3 @@ def _refuse_other_images(path: Path, result: Result, data: DataUsed) -> None:
             f"name, or {option('rerun', True)} to replace it",
             f"{data.name}={data.url}",
         )
-
-
-def refuse_mixed_contents(out: Path, jobs: Sequence[Job]) -> None:
-    """ValueError if the board would mix results of `jobs` with results of earlier contents of the same files."""
-    if not any(job.data.contents or job.data.reads for job in jobs):
-        return
-    replaced = {job.path for job in jobs if job.state != "done"}
-    data: dict[str, DataUsed] = {}
-    for job in jobs:
-        data[job.data.name] = job.data.joined(data.get(job.data.name, job.data))
-    for stored in read_results(out)[0] if (out / "results").is_dir() else ():
-        result, path = stored.result, stored.path
-        now = data.get(result.data.name)
-        if now and path not in replaced and result.status == "ok" and (splits := now.differ_from(result.data)):
-            raise UserError(
-                "data",
-                f"files of {' and '.join(splits)} were overwritten since {path} was measured, which would stay on the "
-                f"board; give {option('rerun', True)} with all its checkpoints and protocols, move that result away "
-                f"(bench results rm), or use another name than {now.name}",
-                f"{now.name}={now.url}",
-            )

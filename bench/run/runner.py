@@ -24,7 +24,6 @@ from bench.run.prepare import (
     checkpoint_title,
     job_state,
     prepare,
-    refuse_mixed_contents,
     size_lines,
     without_problems,
 )
@@ -64,7 +63,6 @@ def run_jobs(options: EvaluationOptions, tally: Tally | None = None) -> Tally:
         # All processes follow the plan of rank 0.
         plans, tally.left_out = world.on_rank0(lambda: without_problems(preparation))
         jobs = [job for _, jobs_of_checkpoint in plans for job in jobs_of_checkpoint]
-        world.on_rank0(lambda: refuse_mixed_contents(options.out, jobs))
         tally.jobs, tally.is_rank0 = jobs, world.is_rank0
         for checkpoint, jobs_of_checkpoint in plans:
             _run_checkpoint(preparation, checkpoint, jobs_of_checkpoint, tally)

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.index import is_stored, stored_index
 from bench.settings import changed, read_changes
-from engine.errors import UserError, in_one_line, option
+from engine.errors import UserError, in_one_line
 from engine.extensions import Extension, extensions, import_extension, refused_plugins
 from engine.printing import did_you_mean
 from engine.settings import check_fields
@@ -159,7 +159,7 @@ def choose_protocols(text: str, known: Catalogue) -> list[ChosenProtocol]:
             hint = did_you_mean(word, of_family or known.names(), LISTED_BY)
             raise UserError("suite", f"no suite, task or protocol {word!r}{hint}")
     if not names:
-        raise ValueError(f"{option('suite')} is empty{did_you_mean('', known.names(), LISTED_BY)}")
+        raise UserError("suite", f"it is empty{did_you_mean('', known.names(), LISTED_BY)}")
     return [chosen for name, chosen in known.protocols.items() if name in names]
 
 

@@ -357,7 +357,5 @@ def _refuse(options: Mapping[str, str | None], results: Sequence[Result]) -> Non
         if value is not None and not any(_selects(only_option, result) for result in results):
             text = f"these checkpoints have no such result{did_you_mean(value, sorted(names))}"
             raise UserError(argument, text, value)
-    raise ValueError(
-        f"no result of these checkpoints matches {option('data')}, {option('protocol')} and {option('metric')} "
-        f"together; omit one"
-    )
+    chosen = [argument for argument in choices if options[argument] is not None]
+    raise UserError(chosen[-1], f"no result of these checkpoints has it together with {chosen[0]}; omit one")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.run.calibration import Machine, machine
-from bench.run.forecast import remaining_work, shared_key, totals
+from bench.run.forecast import remaining_work, totals
 from checkpoints.export import ViTExport
 from checkpoints.flops import forward_flops, training_flops
 from checkpoints.resolve import load
@@ -43,9 +43,8 @@ def shared_parts(export, space: Workspace, tasks, scale: Scale = SCALE) -> list[
     done: dict[Hashable, float] = {}
     remaining = []
     for task in tasks:
-        work = task.cost(scale)
-        keys = [shared_key(task.shares(export, space), part, space.data) for part in work.parts]
-        remaining.append(parts_of(remaining_work(work, keys, done)))
+        shared = task.shares(export, space)
+        remaining.append(parts_of(remaining_work(task.cost(scale), shared, space.data, done)))
     return remaining
 
 

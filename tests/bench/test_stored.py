@@ -65,7 +65,6 @@ def test_every_result_is_listed(bench, out):
         (("--checkpoint", "b (cdcdcdcd)"), 2),
         (("--checkpoint", "b-cdcdcdcd", "--status", "ok"), 1),
         (("--protocol", "knn"), 3),
-        (("--protocol", "knn@moca"), 1),
         (("--status", "unreadable"), 1),
         (("--data", "digits", "--protocol", "linear@dino"), 1),
         (("--checkpoint", "b", "--status", "failed"), 0),
@@ -107,7 +106,7 @@ def test_a_dry_run_removes_nothing(bench, out):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["rm"], "--checkpoint, --data, --protocol or --status"),
+        (["rm"], "--checkpoint | --data, --protocol or --status"),
         (["rm", "--checkpoint", "c"], "--checkpoint c: "),
         (["ls", "--protocol", "knn@din"], "did you mean 'knn@dino'?"),
         (["rm", "--checkpoint", "a"], "--checkpoint a: | a-abababab or a-efefefef"),

@@ -282,7 +282,7 @@ class TestCommand:
             (("pca", "--images", "digits:", "--name", "a", "b"), "--name: 2 names for 1 checkpoints"),
             (("pca", "--size", "9000"), "is more than 128 patches of 8 a side"),
             (("retrieval", "--limit", "1"), "--images: neighbours come from other images"),
-            (("pca", "--format", "pdf"), "is for curves and scatter"),
+            (("pca", "--format", "pdf"), "--format pdf | png or svg"),
         ],
     )
     def test_wrong_requests_are_refused_in_one_line(self, words, message, tiny, photos, refused, tmp_path):
