@@ -102,18 +102,25 @@ def load_export(reference: str, options: ImportOptions | None = None) -> tuple[s
     """Load a checkpoint as an export, importing it if necessary; returns a reference that loads it again, and it.
 
     For the folder of a pretraining this is its export or, before its end, the encoder of its newest state, which is
-    printed. options: of an import.
+    printed. options: of an import; of a training only the branch, such as `student`.
     """
     folder = Path(reference).expanduser()
     if not is_run(folder):
         return reference, load(reference, options)
-    if (options or ImportOptions()) != ImportOptions():
-        raise ValueError(f"{reference} is a training by this tool, which needs no options of imports: omit them")
-    if finished := finished_export(folder):
+    branch = options.branch if options else None
+    if options and options != ImportOptions(branch=branch):
+        raise ValueError(f"{reference} is a training by this tool, which needs no options of imports but --branch")
+    finished = finished_export(folder)
+    if finished and not branch:
         return str(finished), load(finished)
     from pretrain.loop.exporting import exports_in  # builds the method: only an unfinished training needs it
 
-    _, export = next(exports_in(folder))
+    exports = {str(export.facts["branch"]): (name, export) for name, export in exports_in(folder)}
+    if branch and branch not in exports:
+        raise UserError("branch", f"choose {' or '.join(exports)}", branch)
+    name, export = exports[branch] if branch else next(iter(exports.values()))
+    if finished:
+        return str(folder / name), export
     say(f"{reference}: epoch {epochs_of(export.facts)}: using the encoder of its newest state")
     return reference, export
 

@@ -176,7 +176,7 @@ def detect(file: ForeignFile) -> str:
         run = file.path.parent.parent
         raise ValueError(
             f"{file.path} is a training state; bench run and bench inspect take {run}, the training's "
-            f"folder, and `bench export {run}` writes its encoder"
+            f"folder, and `bench import {run} --out FOLDER` writes its encoder"
         )
     if not keys and (reason := video_reason(file.tensors) or unsupported_reason(file.tensors)):
         raise ValueError(f"{file.path}: {reason}")

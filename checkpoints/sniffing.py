@@ -132,7 +132,7 @@ def _describe_folder(path: Path) -> str:
     if (path / "export" / "config.json").exists():
         return f"the folder of a pretraining; name its export: {path / 'export'}"
     if (path / "run.json").exists():
-        return f"the folder of a pretraining; `bench export {path} --out FOLDER` writes its encoder"
+        return f"the folder of a pretraining; `bench import {path} --out FOLDER` writes its encoder"
     endings = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".safetensors")
     names = sorted(child.name for child in path.iterdir() if child.suffix in endings)
     if not names and (files := sorted(path.glob("*/config.json")) + sorted(path.glob("*/run.json"))):

@@ -1,4 +1,4 @@
-"""Turn a published checkpoint into an export."""
+"""Turn a published checkpoint, or a pretraining that has not finished, into an export."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 EPILOG = """examples:
   bench import dino:dino_deitsmall16_pretrain.pth --out exports/dino
   bench import timm:vit_small_patch16_224.dino --out exports/dino-timm --image-size 448
+  bench import runs/dino --branch student --out early      of the newest state; the training may be running
   bench import vit.pth --architecture vit_base_patch16_224 --statistics half --out exports/mine
 """
 
@@ -22,7 +23,7 @@ EPILOG = """examples:
 class Options(ImportOptions, CommandOptions):
     """Options of `bench import`."""
 
-    source: Positional[str]  # SOURCE: checkpoint file, IMPORTER:PATH, timm:NAME or hf-hub:ID
+    source: Positional[str]  # SOURCE: checkpoint file, folder of a pretraining, IMPORTER:PATH, timm:NAME, hf-hub:ID
     out: Path  # DIR: folder for the export, which is created
     name: str | None = None  # NAME: label of the export in results and leaderboard
     force: bool = False  # replace another export in DIR
@@ -31,16 +32,15 @@ class Options(ImportOptions, CommandOptions):
 def run(options: Options) -> int:
     """0: the export is written and, read back, reproduces its fingerprint."""
     check_reference(options.source)  # before torch is imported
-    from bench.checkpoints import checked_name
+    from bench.checkpoints import checked_name, load_export
     from bench.commands.inspect import export_lines
     from bench.names import check_new_export
     from checkpoints.export import ViTExport
-    from checkpoints.resolve import load
     from engine.printing import say
 
     name = checked_name(options.name, "name") if options.name else None
     check_new_export(options.out)
-    export = load(options.source, options_from(options, ImportOptions))
+    _, export = load_export(options.source, options_from(options, ImportOptions))
     say(f"{options.source}: recognised as {export.facts.get('importer') or 'an export'}")
     say(*export_lines(export))
     if name:

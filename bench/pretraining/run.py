@@ -398,7 +398,7 @@ def _say_ending(finished: bool, trainer: Trainer) -> None:
     if not finished:
         say(
             f"stopped by a signal after update {progress.step} of {progress.steps}, state saved in "
-            f"{run.out / 'states'}; `bench export {shlex.quote(str(run.out))}` writes the current encoder; to "
+            f"{run.out / 'states'}; `bench import {shlex.quote(str(run.out))} --out DIR` writes its encoder; to "
             "continue, run the same command again with --resume",
             errors=True,
         )

@@ -217,7 +217,7 @@ def test_smoke_has_default_images(bench, exports, out):
 
 
 def test_other_suites_have_no_default_images(refused, exports, out):
-    refused("run", "--checkpoint", exports[0], "--suite", "toys", "--out", out, named="which images? | --data NAME=URL")
+    refused("run", "--checkpoint", exports[0], "--suite", "toys", "--out", out, named="--data: which images? | NAME=URL")
 
 
 def test_other_images_under_a_known_name_are_refused(run, out):

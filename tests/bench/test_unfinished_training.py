@@ -1,4 +1,4 @@
-"""Encoders of unfinished trainings: `bench export RUN`, `bench run --checkpoint RUN` and `bench inspect RUN`."""
+"""Encoders of unfinished trainings: `bench import RUN`, `bench run --checkpoint RUN` and `bench inspect RUN`."""
 
 import json
 import shutil
@@ -26,41 +26,36 @@ def stopped(tmp_path_factory):
     return training
 
 
-def test_the_encoders_of_a_stopped_training_are_exported(bench, stopped, tmp_path):
+def test_the_encoders_of_a_stopped_training_are_exported(bench, stopped, tmp_path, refused):
     before = contents(stopped.run.out)
-    code, out, _ = bench("export", stopped.run.out, "--out", tmp_path / "early")
-    assert code == 0 and f"{stopped.run.out}: epoch 1.33 of 2, not finished (update 4 of 6)\n" in out
-    assert out.splitlines()[-1].endswith(
-        f"{tmp_path / 'early/export'} --suite frozen --data nowhere=folder:/nowhere --out results"
-    )
-    assert contents(stopped.run.out) == before
-    assert {path.name for path in (tmp_path / "early").iterdir()} == {"export", "export-student"}
     for name, export in stopped.exports():
-        written = ViTExport.load(tmp_path / "early" / name)
+        branch = () if name == "export" else ("--branch", "student")
+        code, out, _ = bench("import", stopped.run.out, "--out", tmp_path / name, *branch)
+        assert code == 0 and f"{stopped.run.out}: epoch 1.33 of 2, not finished (update 4 of 6): using" in out
+        written = ViTExport.load(tmp_path / name)
         assert same(written.tensors, export.tensors) and written.digest == export.digest
         assert written.facts["unfinished"] == {"step": 4, "steps": 6, "epochs": 2}
         assert (written.facts["name"], written.facts["epochs"]) == ("dino-smoke-epoch1.33of2", pytest.approx(4 / 3))
         assert dict(written.facts) == json.loads(json.dumps(dict(export.facts)))
-    code, out, _ = bench("inspect", tmp_path / "early/export-student")
+    assert contents(stopped.run.out) == before
+    code, out, _ = bench("inspect", tmp_path / "export-student")
     assert code == 0 and "epochs       1.33 of 2, not finished (update 4 of 6)\n" in out
+    refused("import", stopped.run.out, "--out", tmp_path / "no", "--branch", "anchor", named="teacher or student")
 
 
-def test_an_export_into_the_runs_folder_does_not_change_the_training(bench, stopped, tmp_path):
-    """It ends with the bits of an untouched one, and its own export takes precedence then."""
+def test_the_exports_of_a_finished_training_take_precedence(bench, stopped, tmp_path):
+    """The training ends with the bits of one of whose states no export was made."""
     run, untouched = tmp_path / "run", tmp_path / "quiet"
     shutil.copytree(stopped.run.out, run)
     shutil.copytree(stopped.run.out, untouched)
-    for _ in range(2):
-        assert bench("export", run)[0] == 0
-    assert ViTExport.load(run / "unfinished/export").digest == stopped.first_export().digest
+    assert bench("import", run, "--out", tmp_path / "early")[0] == 0
     trainings = [trainer("dino", out, images=stopped.images, facts=NAMES, resume=True) for out in (run, untouched)]
     assert [training.train() for training in trainings] == ["finished"] * 2
     assert same(*(training.state().tensors for training in trainings))
-    code, out, _ = bench("export", run)
-    assert code == 0 and out == f"{run} has finished: its encoder is in {run / 'export'}; --out DIR copies it\n"
-    assert bench("export", run, "--out", tmp_path / "copy")[0] == 0
     for name, export in trainings[0].exports():
-        copy = ViTExport.load(tmp_path / "copy" / name)
+        branch = () if name == "export" else ("--branch", "student")
+        assert bench("import", run, "--out", tmp_path / name, *branch)[0] == 0
+        copy = ViTExport.load(tmp_path / name)
         assert copy.digest == export.digest and copy.facts["name"] == "dino-smoke" and "unfinished" not in copy.facts
     code, out, _ = bench("inspect", run)
     assert code == 0 and "epochs       2.0\n" in out
@@ -102,7 +97,7 @@ def test_an_export_replaced_during_a_run_is_refused(exports, tmp_path, monkeypat
 def test_a_training_state_as_checkpoint_is_refused_with_its_run(refused, stopped):
     state = next((stopped.run.out / "states").iterdir())
     run = stopped.run.out
-    refused("inspect", state, named=f"bench run and bench inspect take {run}, | `bench export {run}`")
+    refused("inspect", state, named=f"bench run and bench inspect take {run}, | `bench import {run}")
 
 
 def edited(change):
@@ -117,7 +112,6 @@ def edited(change):
 
 
 WRONG = [
-    (lambda run: (run / "run.json").unlink(), "is not the folder of a pretraining | --out of bench pretrain"),
     (lambda run: shutil.rmtree(run / "states"), "no training state yet | --save-minutes"),
     (lambda run: next((run / "states").iterdir()).write_bytes(b""), "states: | broken"),
     (lambda run: (run / "run.json").write_text("{}"), "run.json | KeyError: 'settings'"),
@@ -134,5 +128,5 @@ def test_damaged_runs_are_refused_in_one_line(damage, named, refused, stopped, t
     run = tmp_path / "run"
     shutil.copytree(stopped.run.out, run)
     damage(run)
-    refused("export", run, named=named)
-    assert not (run / "unfinished").exists()
+    refused("import", run, "--out", tmp_path / "out", named=named)
+    assert not (tmp_path / "out").exists()

@@ -132,7 +132,7 @@ REFUSED = {
     "folder": (write_folder, "name a file inside it: last.pth"),
     "folder_of_exports": (write_exports, "a folder of checkpoints; name one of them: "),
     "training": (write_training, "name its export: "),
-    "unfinished_training": (write_unfinished, "the folder of a pretraining; `bench export "),
+    "unfinished_training": (write_unfinished, "the folder of a pretraining; `bench import "),
     "distributed_folder": (write_distributed, "dcp_to_torch"),
     "no_tensors": (partial(save, {"epoch": 3}), "holds no torch tensors"),
     "bare_pickle": (partial(write, b"\x80\x02}."), "torch.save did not write"),
