@@ -338,11 +338,8 @@ def _meaning(result: Result, name: str) -> str:
 
 def _selects(options: Mapping[str, str | None], result: Result) -> bool:
     """Whether --data, --protocol and --metric select a result; None selects all."""
-    return (
-        options["data"] in (None, result.data.name)
-        and options["protocol"] in (None, result.protocol.name, result.task)
-        and (options["metric"] is None or options["metric"] in result.metrics)
-    )
+    names = {"data": [result.data.name], "protocol": [result.protocol.name, result.task], "metric": [*result.metrics]}
+    return all(value is None or value in names[argument] for argument, value in options.items())
 
 
 def _refuse(options: Mapping[str, str | None], results: Sequence[Result]) -> None:
@@ -353,8 +350,7 @@ def _refuse(options: Mapping[str, str | None], results: Sequence[Result]) -> Non
         "metric": {metric for result in results for metric in result.metrics},
     }
     for argument, names in choices.items():
-        value, only_option = options[argument], {**dict.fromkeys(options), argument: options[argument]}
-        if value is not None and not any(_selects(only_option, result) for result in results):
+        if (value := options[argument]) and not any(_selects({argument: value}, result) for result in results):
             text = f"these checkpoints have no such result{did_you_mean(value, sorted(names))}"
             raise UserError(argument, text, value)
     chosen = [argument for argument in choices if options[argument] is not None]

@@ -95,13 +95,15 @@ def match_results(
 
 def paired_test(match: Match, metric: str) -> PairedTest:
     """The paired test of a metric. ValueError, with the reason, if none is possible."""
-    if _is_resampled(match, metric):
-        first, second = (
-            float(np.mean([stored.result.metrics[metric].value for stored in side])) for side in match.sides
-        )
-        return compare_resamples((first, second), *_resampled(match, metric))
-    one, another, scale = _scaled(match, metric)
-    return compare_images(one, another, scale=scale)
+    records = [stored.result.metrics.get(metric) for side in match.sides for stored in side]
+    if all(record and record.array and record.array_over == "resamples" for record in records):
+        numbers = [float(np.mean([s.result.metrics[metric].value for s in side])) for side in match.sides]
+        return compare_resamples((numbers[0], numbers[1]), *_resampled(match, metric))
+    first, second = paired_values(match, metric)
+    if match.first[0].result.metrics[metric].unit == "%":
+        return compare_images(first, second)
+    largest = float(max(np.abs(first).max(), np.abs(second).max())) or 1.0
+    return compare_images(first / largest, second / largest, scale=largest)
 
 
 def paired_values(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray]:
@@ -115,8 +117,6 @@ def paired_values(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray]:
             f"{metric}: {len(first)} images against {len(second)}; make both again with {option('rerun', True)}"
         )
     seen = ~np.isnan(first + second)
-    if seen.all():
-        return first, second
     if not seen.any():
         raise ValueError(f"{metric}: there is no image that both could read")
     return first[seen], second[seen]
@@ -181,20 +181,6 @@ def _difference(left: Mapping[str, BySeed], right: Mapping[str, BySeed]) -> str:
 
 def _text(value: Any) -> str:
     return "none" if value is None else short(value)
-
-
-def _is_resampled(match: Match, metric: str) -> bool:
-    records = [stored.result.metrics[metric] for side in match.sides for stored in side]
-    return all(record.array and record.array_over == "resamples" for record in records)
-
-
-def _scaled(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray, float]:
-    """Values (N,) of both, scaled to -1 to 1, and the scale: what 1 stands for, in the metric's unit."""
-    first, second = paired_values(match, metric)
-    if match.first[0].result.metrics[metric].unit == "%":
-        return first, second, 100.0
-    largest = float(max(np.abs(first).max(), np.abs(second).max())) or 1.0
-    return first / largest, second / largest, largest
 
 
 def _resampled(match: Match, metric: str) -> tuple[list[np.ndarray], int]:
