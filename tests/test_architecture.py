@@ -99,7 +99,6 @@ READS = {  # FILE FUNCTION CALL -> why it may read without them
     "bench/published/values.py _rows open": PACKAGE,
     "bench/reports/page.py page_of read_text": PACKAGE,
     "bench/results/record.py read_arrays np.load": OPENED,
-    "bench/run/calibration.py free_memory read_text": KERNEL,
     "bench/reports/card.py _template read_text": PACKAGE,
     "bench/record.py bibtex_entries TABLE.read_text": PACKAGE,
     "checkpoints/export.py read_tensors load_file": OPENED,
