@@ -36,7 +36,7 @@ SETS = {  # name -> URL, with the folder of all sets
 }
 ONE_PASS = ("knn@dino", "lowshot@mieb")  # of images of one crop; logreg@dinov2 demands another
 NETWORK, INITIAL, RAW = "network", "initial weights", "raw pixels"
-ALL, TOKENS = (RAW, INITIAL, NETWORK), (INITIAL, NETWORK)
+ALL = (RAW, NETWORK, INITIAL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,7 @@ class Job:
 
 
 CIFAR: dict[str, Any] = dict(image_size=98, limit=2500)  # a fifth of the operations; the images of the boards
+ATTENTIVE = {"attentive.epochs": 10, "attentive.batch": 64}
 DENSE_HEAD: dict[str, Any] = dict(networks=[NETWORK], minutes=15, keeps_heads=True)
 SEGMENTATION = {  # windows of the images' own height, and a head of 150 steps
     **{"segmentation_linear.short": 360, "segmentation_linear.crop_size": 360, "segmentation_linear.stride": 240},
@@ -63,10 +64,13 @@ SEGMENTATION = {  # windows of the images' own height, and a head of 150 steps
 DEPTH = {"depth_linear.steps": 100, "depth_linear.warmup": 30, "depth_linear.batch": 4, "depth_linear.lr": 0.001}
 JOBS: Sequence[Job] = (  # in the order in which they run: the most evidence for a minute first
     Job(images="flowers17", protocols=ONE_PASS, minutes=3),
-    Job(images="cifar10", protocols=ONE_PASS, minutes=2, **CIFAR),
-    Job(images="camvid", protocols=["dense_knn@capi"], minutes=3),
-    Job(images="flowers17", protocols=["logreg@dinov2"], minutes=4),
-    Job(images="coco128", protocols=["discovery@lost"], minutes=4, networks=TOKENS),
+    Job(images="flowers17", protocols=["logreg@dinov2"], minutes=4, networks=(RAW, NETWORK)),
+    Job(images="cifar10", protocols=ONE_PASS, minutes=2, networks=(RAW, NETWORK), **CIFAR),
+    Job(images="camvid", protocols=["dense_knn@capi"], minutes=4, networks=[NETWORK]),
+    Job(images="cifar10", protocols=ONE_PASS, minutes=2, networks=[INITIAL], **CIFAR),
+    Job(images="camvid", protocols=["dense_knn@capi"], minutes=4, networks=[INITIAL]),
+    Job(images="coco128", protocols=["discovery@lost"], minutes=4, networks=(NETWORK, INITIAL)),
+    Job(images="flowers17", protocols=["logreg@dinov2"], minutes=4, networks=[INITIAL]),
     Job(images="camvid", protocols=["segmentation_linear@dinov3"], settings=SEGMENTATION, **DENSE_HEAD),
     Job(images="davis2016", protocols=["video_propagation@dino"], minutes=6, networks=[NETWORK], limit=50),
     Job(images="nyuv2", protocols=["depth_linear@dinov3"], limit=50, settings=DEPTH, **DENSE_HEAD),
@@ -74,6 +78,10 @@ JOBS: Sequence[Job] = (  # in the order in which they run: the most evidence for
     Job(images="caltech101", protocols=["logreg@dinov2"], minutes=22, networks=(RAW, NETWORK)),
     Job(images="caltech101", protocols=[*ONE_PASS, "logreg@dinov2"], minutes=42, networks=[INITIAL]),
     Job(images="flowers17", protocols=["health@val"], minutes=3),
+    Job(images="cifar100", protocols=ONE_PASS, minutes=2, **CIFAR),
+    Job(images="nyuv2-seg", protocols=["dense_knn@capi"], minutes=10, networks=(NETWORK, INITIAL)),
+    Job(images="camvid", protocols=["segmentation_linear@capi"], minutes=15, networks=[NETWORK]),
+    Job(images="flowers17", protocols=["attentive@capi"], minutes=60, networks=[NETWORK], settings=ATTENTIVE),
 )
 
 PAGE = """# A published network on real image sets
@@ -131,7 +139,10 @@ def run(checkpoint: str, sets: Path, out: Path, only: Sequence[str]) -> None:
         RAW: (PIXELS, "pixels:32"),
     }
     for job in JOBS:
-        if job.images not in only or not (sets / job.images).exists():
+        if job.images not in only:
+            continue
+        if not (sets / job.images).exists():
+            say(f"left out: {job.images}, as {sets / job.images} does not exist", errors=True)
             continue
         names, references = zip(*(checkpoints[kind] for kind in job.networks), strict=True)
         try:
