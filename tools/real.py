@@ -81,7 +81,7 @@ JOBS: Sequence[Job] = (  # in the order in which they run: the most evidence for
     Job(images="cifar100", protocols=ONE_PASS, minutes=2, **CIFAR),
     Job(images="nyuv2-seg", protocols=["dense_knn@capi"], minutes=10, networks=(NETWORK, INITIAL)),
     Job(images="camvid", protocols=["segmentation_linear@capi"], minutes=15, networks=[NETWORK]),
-    Job(images="flowers17", protocols=["attentive@capi"], minutes=60, networks=[NETWORK], settings=ATTENTIVE),
+    Job(images="flowers17", protocols=["attentive@capi"], minutes=25, networks=[NETWORK], settings=ATTENTIVE),
 )
 
 PAGE = """# A published network on real image sets
