@@ -18,6 +18,7 @@ import numpy as np
 from bench.reports.card import CardSubject, Publication, card_files, read_config, without_folders
 from bench.reports.leaderboard import TEXT_FORMATS, leaderboard_of, with_ties
 from bench.results.record import (
+    BY_NAME,
     CheckpointUsed,
     MetricRecord,
     Result,
@@ -347,7 +348,6 @@ def _reference(subject: CardSubject) -> str:
 
 
 TABLE = Path(__file__).parent / "references.bib"
-BY_NAME = ("timm", "transformers")  # importers of many methods; the name of the model tells which
 
 
 @cache

