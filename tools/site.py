@@ -99,9 +99,10 @@ CARDS = """
 def home_page() -> str:
     """README's opening, its picture of a board drawn from the record, and three ways on."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
+    board_part = next(part for part in text.split("\n\n") if "](docs/board.png)" in part)
     opening = text.partition("\n## ")[0].split("\n\n")
-    picture, _, caption = next(part for part in text.split("\n\n") if "](docs/board.png)" in part).partition("\n")
-    paragraphs = [part for part in opening if not part.startswith("[![")]
+    paragraphs = [part for part in opening if part != board_part and not part.startswith("[![")]
+    picture, _, caption = board_part.partition("\n")
     paragraphs += [board_figure(board()) or picture, caption]
     return with_site_links("docs/index.md", "\n\n".join(paragraphs), at="README.md") + CARDS
 
