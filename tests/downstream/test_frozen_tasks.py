@@ -153,7 +153,10 @@ def test_interrupted_extraction_resumes_and_is_shared(tmp_path, monkeypatch):
     assert LOGISTIC.shares(export_of(), workspace(tmp_path, "tiny-voc:")) == CAPI.shares(export_of(), None)
 
 
-@pytest.mark.parametrize("spec", ["registers", "relative", "class attention"])
+@pytest.mark.parametrize(
+    "spec",
+    ["relative", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("registers", "class attention"))],
+)
 def test_tasks_run_on_every_architecture(spec, tmp_path):
     """Image sides are padded or rounded up to a multiple of the patch size, 14."""
     odd = replace(SPECS[spec], patch_size=14, image_size=28) if SPECS[spec].family == "vit" else SPECS[spec]

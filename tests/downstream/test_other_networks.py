@@ -48,7 +48,13 @@ def test_feature_maps_are_the_networks_outputs(user_network):
     assert not any(parameter.requires_grad for parameter in backbone.parameters()) and not backbone.train().training
 
 
-@pytest.mark.parametrize(("task", "data"), [(SEGMENTER_LINEAR, "tiny-cityscapes:"), (ADE_LINEAR, "tiny-ade20k:")])
+@pytest.mark.parametrize(
+    ("task", "data"),
+    [
+        pytest.param(SEGMENTER_LINEAR, "tiny-cityscapes:", marks=pytest.mark.exhaustive),
+        (ADE_LINEAR, "tiny-ade20k:"),
+    ],
+)
 def test_frozen_dense_tasks_run(task, data, user_network, tmp_path):
     outcome = task.run(user_network, workspace(tmp_path, data))
     assert np.isfinite(outcome.numbers["mIoU"])
