@@ -96,16 +96,6 @@ def test_list_describes_whatever_has_a_name(name, expected, bench, toys):
     assert not [text for text in expected if text not in output]
 
 
-def test_settings_are_wrapped_on_a_terminal_and_one_line_each_in_a_pipe(bench, monkeypatch):
-    for name in ("maskrcnn@extrema", "logreg@dinov2", "segmenter_mask@moca"):
-        piped = bench("list", name)[1].splitlines()
-        with monkeypatch.context() as patched:
-            patched.setenv("COLUMNS", "100")
-            patched.setattr("sys.stdout.isatty", lambda: True)
-            wrapped = bench("list", name)[1].splitlines()
-        assert max(map(len, wrapped[1:])) <= 100 < max(map(len, piped)) and len(wrapped) > len(piped)
-
-
 @pytest.mark.parametrize("terminal", [False, True])
 def test_tables_escape_control_characters_and_show_markup_as_it_is(terminal, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)

@@ -98,6 +98,7 @@ def test_a_changed_record_or_a_foreign_folder_is_refused(record, refused, tmp_pa
     assert (tmp_path / "mine" / "index.html").read_text() == "x"
 
 
+@pytest.mark.exhaustive
 def test_the_documentation_shows_the_numbers_of_records(record, monkeypatch, tmp_path):
     """Pages of methods show numbers and curves of records, with links to a site built from them."""
     pytest.importorskip("mkdocs", reason="mkdocs is missing: pip install -e '.[dev]'")

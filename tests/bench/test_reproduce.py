@@ -286,7 +286,6 @@ def test_missing_weights_and_data_are_named(bench, tmp_path):
     ("words", "named"),
     [
         (["moca:table55"], "'moca:table55' | did you mean"),
-        (["--plan", "moca:table55"], "'moca:table55'"),
         (["moca:table9", "--plan", "moca:table9"], "--plan moca:table9: "),
         (["moca:table9", "--checkpoints", "mocha=x"], "'mocha'"),
         (["moca:table9", "--checkpoints", "moca-b"], "NAME=PATH"),

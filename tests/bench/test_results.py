@@ -1,7 +1,6 @@
 """Result files are read back equal; unknown fields are ignored, anything else wrong is refused."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from bench.results.record import (
     time_text,
     write_result,
 )
-from bench.results.store import read_results
 from engine.tasks import Workspace
 from tools import result_fields
 
@@ -168,12 +166,3 @@ def test_training_costs_are_written_with_times_and_devices():
 )
 def test_times_are_written_in_the_largest_unit_not_above_them(seconds, text):
     assert time_text(seconds / 3600) == text
-
-
-def test_a_pipe_among_results_is_unreadable(tmp_path):
-    """Opening it would block for ever."""
-    path = tmp_path / "results" / "vit-00000000" / "digits" / "knn@dino-seed0.json"
-    path.parent.mkdir(parents=True)
-    os.mkfifo(path)
-    results, problems = read_results(tmp_path)
-    assert results == [] and str(path) in problems[0]

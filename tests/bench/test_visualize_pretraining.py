@@ -7,11 +7,12 @@ import pytest
 import torch
 from PIL import Image
 from small_trainings import digits, trainer
+from test_method_contract import METHODS
 
 from bench.reports.kinds.masks import Masks, encoder_inputs, input_panel, panel_rows, visible_patches
 from bench.reports.kinds.reconstruction import TrainedRun, pixel_error, reconstructed
 from bench.reports.visualize import PictureRequest, as_image, method_views
-from engine.extensions import load_extension, source_files
+from engine.extensions import load_extension
 from pretrain.loop.trainer import build
 from pretrain.method import Method
 from pretrain.parts.masking import order_of, patchify
@@ -28,7 +29,7 @@ def smoke(name: str) -> Method:
 
 
 class TestMasks:
-    @pytest.mark.parametrize("name", source_files("methods"))
+    @pytest.mark.parametrize("name", METHODS)
     def test_inputs_of_every_method_are_drawn_reproducibly(self, name, photo):
         method = smoke(name)
         views = encoder_inputs(method, method_views(method, photo, 0, 0))

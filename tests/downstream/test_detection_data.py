@@ -413,17 +413,6 @@ def test_two_images_for_one_name_in_a_list_are_refused(tmp_path):
     assert len(open_scenes(f"vocboxes:{tmp_path}", "train", tmp_path)) == 1
 
 
-@pytest.mark.parametrize("place", ["JPEGImages/val.png", "Annotations/val.xml"])
-def test_a_named_pipe_is_refused(place, tmp_path):
-    """Opening it would block forever."""
-    write_voc(tmp_path, XML.format("", "", BOX))
-    for path in tmp_path.glob(place.replace("val", "*")):
-        path.unlink()
-        os.mkfifo(path)
-    with pytest.raises(ValueError, match=f"{place.replace('val.', '(val|test|train).')}.*a pipe"):
-        open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path)
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -426,18 +426,6 @@ def test_a_test_folder_serves_as_val_and_segnets_folders_are_read(folders, tmp_p
     assert open_scenes(url, "train", tmp_path).listing.masks == (f"{train[1]}/a.png",)
 
 
-def test_a_broken_link_is_one_problem_and_skipped_with_skip_bad(capsys, on_terminal, tmp_path):
-    url = write_masks(tmp_path, pairs("a.png", split="train") | pairs("b.png", "c.png"))
-    (tmp_path / "images/val/c.png").unlink()
-    (tmp_path / "images/val/c.png").symlink_to("nowhere.png")
-    code, out = check_scenes(url, read_all=True), capsys.readouterr().out
-    assert (
-        code == 1 and out.count("FIX: ") == 1 and "images/val/c.png" in out
-    )  # the masks of one image are of one class
-    scenes = open_scenes(url, "val", tmp_path)
-    assert list(scenes.unusable) == [1] and scenes.fingerprint and scenes.contents
-
-
 def test_names_listed_twice_are_refused(tmp_path):
     folder = tiny_folder("voc", tmp_path)
     file = folder / "ImageSets/Segmentation/val.txt"

@@ -353,14 +353,6 @@ def test_hidden_shards_and_images_are_left_out(folder, tmp_path, encode):
     assert "no file *.tar there" in set_refusal(f"wds:{root}")
 
 
-def test_a_byte_order_mark_is_no_part_of_a_class(folder, tmp_path):
-    root = as_shards(folder, tmp_path / "shards")
-    (root / "classes.txt").write_text("ant\r\nbee\ncat\n", encoding="utf-8-sig")
-    assert open_set(f"wds:{root}", "train").classes == CLASSES
-    (root / "classes.txt").write_bytes("ant\nbee\nc\xe2t".encode("latin-1"))
-    assert "classes.txt: byte 9 is not UTF-8" in set_refusal(f"wds:{root}")
-
-
 @pytest.mark.parametrize("name", ["dataset_info.json", "train/state.json"])
 def test_a_pipe_in_a_folder_that_datasets_reads_is_named(name, folder, tmp_path):
     root = FORMS["hf"](folder, tmp_path / "hf")

@@ -148,11 +148,3 @@ def test_pickles_other_than_the_official_ones_are_not_loaded(batch, tmp_path, mo
     (tmp_path / "cifar-10-batches-py" / batch).write_bytes(pickle.dumps(TouchOnLoad(witness)))
     assert "torchvision cannot read it (Dataset" in set_refusal(f"torchvision:CIFAR10:{tmp_path}")
     assert not witness.exists()
-
-
-def test_a_pipe_among_the_files_of_torchvision_is_named(tmp_path, monkeypatch):
-    write("Food101", tmp_path, monkeypatch)
-    path = tmp_path / "food-101" / "meta" / "test.json"
-    path.unlink()
-    os.mkfifo(path)
-    assert f"{path}: a pipe" in set_refusal(f"torchvision:Food101:{tmp_path}")

@@ -41,7 +41,10 @@ def test_training_beside_a_linear_probe_changes_no_bit_and_shares_the_stream(tmp
     assert_same_outcome(linear.run(varied_export(), Workspace(cache=tmp_path / "linear", data="tiny:")), together[0])
 
 
-@pytest.mark.parametrize("changes", [{}, dict(policy="original", erase=0.25, falling=(0.01, 1e-3))])
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param({}, marks=pytest.mark.exhaustive), dict(policy="original", erase=0.25, falling=(0.01, 1e-3))],
+)
 def test_a_stopped_training_resumes_with_the_same_bits(changes, tmp_path, monkeypatch):
     task = replace(TASK, **changes)
     uninterrupted = task.run(varied_export(), Workspace(cache=tmp_path / "uninterrupted", data="tiny:"))
