@@ -112,15 +112,16 @@ def test_a_change_of_any_used_tensor_is_caught(key, all_mutations, monkeypatch):
     assert not uncaught
 
 
-def test_a_renamed_tensor_is_refused():
-    """Used or dropped, in the branch that is imported; importers treat all blocks alike."""
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_a_renamed_tensor_is_refused(step):
+    """Used or dropped, in the branch that is imported; importers treat all blocks alike. By default each fourth."""
     for key in EXAMPLES:
         example = EXAMPLES[key]()
         importer = load_extension("importers", example.importer)
         chosen = example.options.branch or next(iter(importer.BRANCHES))
         others = tuple(p for branch, prefixes in importer.BRANCHES.items() for p in prefixes if branch != chosen and p)
         unchecked = (".decoder.", ".head.") if example.importer == "mst" else ()  # whose official names are unknown
-        for name in example.tree:
+        for name in list(example.tree)[::step]:
             is_checked = not name.startswith(others or ("nothing",)) and not any(part in name for part in unchecked)
             if is_checked and not LATER_BLOCK.search(name):
                 with pytest.raises(ValueError):
