@@ -8,9 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
-from itertools import chain
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
@@ -23,15 +21,6 @@ FILE = Path(__file__).with_name("index.json")
 KINDS = ("probes", "downstream")
 
 
-class VariantEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """How the variant NAME_paper of a protocol differs from it."""
-
-    version: int
-    source: str  # precedes that of the protocol
-    suites: tuple[str, ...]
-    settings: dict[str, str]
-
-
 class ProtocolEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A protocol of a task file."""
 
@@ -42,21 +31,7 @@ class ProtocolEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     layout: str  # of the scenes that it needs; "" for an image set
     task_class: str
     settings: dict[str, str]  # name -> value in the syntax of `--set`, where it is not the default of the class
-    reported: dict[str, VariantEntry] = {}  # by name: at most one
-
-    def variants(self) -> "dict[str, ProtocolEntry]":
-        """The variant NAME_paper by its name."""
-        return {
-            name: msgspec.structs.replace(
-                self,
-                version=variant.version,
-                source=variant.source + self.source,
-                suites=variant.suites,
-                settings=self.settings | variant.settings,
-                reported={},
-            )
-            for name, variant in self.reported.items()
-        }
+    is_reported: bool = False  # a variant NAME_paper, as the source reports it
 
 
 class TaskEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,10 +42,9 @@ class TaskEntry(msgspec.Struct, frozen=True, kw_only=True):
     classes: dict[str, dict[str, tuple[str, str]]]
 
     @property
-    def with_reported(self) -> dict[str, ProtocolEntry]:
-        """The protocols by name, followed by their variants NAME_paper."""
-        variants = (protocol.variants() for protocol in self.protocols.values())
-        return self.protocols | dict(chain.from_iterable(variant.items() for variant in variants))
+    def listed(self) -> dict[str, ProtocolEntry]:
+        """The protocols by name, without the variants NAME_paper."""
+        return {name: protocol for name, protocol in self.protocols.items() if not protocol.is_reported}
 
     def settings(self, entry: ProtocolEntry) -> dict[str, str]:
         """Setting -> value of a protocol, in the order of the class."""
@@ -108,7 +82,7 @@ def suites_of(entries: Iterable[TaskEntry]) -> dict[str, list[str]]:
     """Suite -> names of its protocols."""
     suites: dict[str, list[str]] = defaultdict(list)
     for entry in entries:
-        for name, protocol in entry.with_reported.items():
+        for name, protocol in entry.protocols.items():
             for suite in protocol.suites:
                 suites[suite].append(name)
     return dict(suites)
@@ -116,12 +90,12 @@ def suites_of(entries: Iterable[TaskEntry]) -> dict[str, list[str]]:
 
 def entry_of(extension: Extension) -> TaskEntry:
     """Import a task file and describe it. ValueError if it cannot be used."""
-    from engine.tasks import AS_REPORTED
+    from engine.tasks import with_reported
 
     module = import_extension(extension)
     classes: dict[str, dict[str, tuple[str, str]]] = {}
     protocols = {}
-    for name, protocol in module.PROTOCOLS.items():
+    for name, protocol in with_reported(module.PROTOCOLS).items():
         kind = type(protocol.task)
         defaults = {
             entry.name: "" if entry.default is MISSING else setting_text(entry.default) for entry in fields(kind)
@@ -132,27 +106,15 @@ def entry_of(extension: Extension) -> TaskEntry:
         protocols[name] = ProtocolEntry(
             version=protocol.version,
             source=protocol.source,
-            suites=_suites_with(name, module),
+            suites=tuple(suite for suite, names in module.SUITES.items() if name in names),
             cost=protocol.task.COST,
             layout=protocol.task.LAYOUT,
             task_class=kind.__name__,
             settings={setting: value for setting, value in values.items() if value != defaults[setting]},
+            is_reported=name not in module.PROTOCOLS,
         )
-        if variant := protocol.reported:
-            changes = {setting: setting_text(getattr(variant.task, setting)) for setting in defaults}
-            reported = VariantEntry(
-                version=variant.version,
-                source=variant.source.removesuffix(protocol.source),
-                suites=_suites_with(name + AS_REPORTED, module),
-                settings={setting: value for setting, value in changes.items() if value != values[setting]},
-            )
-            protocols[name] = msgspec.structs.replace(protocols[name], reported={name + AS_REPORTED: reported})
     digest = "" if extension.plugin else sha256_of_file(extension.path)
     return TaskEntry(digest=digest, protocols=protocols, classes=classes)
-
-
-def _suites_with(protocol: str, module: ModuleType) -> tuple[str, ...]:
-    return tuple(suite for suite, names in module.SUITES.items() if protocol in names)
 
 
 def choices_of(settings: Any) -> dict[str, str]:

@@ -118,7 +118,7 @@ def refuse_unknown(suite: str) -> None:
     if not all(map(is_stored, tasks)):
         return
     index = stored_index()
-    names = {*suites_of(index.values()), *index, *(name for entry in index.values() for name in entry.with_reported)}
+    names = {*suites_of(index.values()), *index, *(name for entry in index.values() for name in entry.protocols)}
     words = names | {name.partition("@")[0] for name in names}
     for word in filter(None, map(str.strip, suite.split(","))):
         if word not in words:

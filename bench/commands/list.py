@@ -87,7 +87,7 @@ def _list_protocols() -> int:
     warn_of(broken)
     say(f"suites: {', '.join(suites_of(entries.values()))}")
     rows = []
-    for name, protocol in sorted(chain.from_iterable(entry.protocols.items() for entry in entries.values())):
+    for name, protocol in sorted(chain.from_iterable(entry.listed.items() for entry in entries.values())):
         rows.append((name, f"version {protocol.version}  suites: {', '.join(protocol.suites) or 'none'}"))
         rows.append(("", protocol.source))
     say(*table(rows))
@@ -133,15 +133,15 @@ def about(name: str) -> Iterator[str]:
         yield from _layout(by_kind["layouts"][layout])
         return
     words = {task.key: None for task in tasks}
-    words |= {word: None for entry in tasks.values() for key in entry.with_reported for word in (_family(key), key)}
+    words |= {word: None for entry in tasks.values() for key in entry.protocols for word in (_family(key), key)}
     if name not in (names := [*suites, *words, *chain(*by_kind.values())]):
         raise ValueError(f"bench list: nothing is called {name!r}{did_you_mean(name, names, LISTED_BY)}")
     if name in suites:
         yield from _suite(name, suites[name], tasks)
     for task, entry in tasks.items():
-        if name in entry.with_reported:
+        if name in entry.protocols:
             yield from _protocol(name, task, entry, suites)
-        if own := [key for key in entry.protocols if name in (task.key, _family(key))]:
+        if own := [key for key in entry.listed if name in (task.key, _family(key))]:
             yield from _task(name, own, task, entry)
     for kind, describe in DESCRIBED.items():
         if name in by_kind[kind]:
@@ -158,7 +158,7 @@ def _suite(name: str, members: Sequence[str], tasks: Tasks) -> Iterator[str]:
     rows = [
         (protocol.cost, key, f"task {task.key}{_needs(protocol)}")
         for task, entry in tasks.items()
-        for key, protocol in entry.with_reported.items()
+        for key, protocol in entry.protocols.items()
         if key in members
     ]
     rows.sort(key=lambda row: row[0])
@@ -170,7 +170,7 @@ def _needs(protocol: ProtocolEntry) -> str:
 
 
 def _protocol(name: str, task: Extension, entry: TaskEntry, suites: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    protocol = entry.with_reported[name]
+    protocol = entry.protocols[name]
     own = [suite for suite, names in suites.items() if name in names]
     yield f"protocol {name}, version {protocol.version}, of task {task.key}{_needs(protocol)}"
     yield _row("source", protocol.source)
@@ -187,7 +187,7 @@ def _task(name: str, protocols: Sequence[str], task: Extension, entry: TaskEntry
     yield from _plugin(task.plugin)
     yield "  protocols:"
     yield from table([(protocol, entry.protocols[protocol].source) for protocol in protocols], indent=4)
-    if variants := list(chain.from_iterable(entry.protocols[protocol].reported for protocol in protocols)):
+    if variants := [key for key in entry.protocols if key not in entry.listed and key.rpartition("_")[0] in protocols]:
         yield f"  as their sources report them, chosen on the validation images: {', '.join(variants)}"
     yield f"  settings, changed by --set {name}.NAME=VALUE; the most frequent value, and how many protocols have it:"
     settings = [entry.settings(entry.protocols[protocol]) for protocol in protocols]
@@ -242,7 +242,7 @@ def _layout(extension: Extension) -> Iterator[str]:
     layouts = (key, *getattr(load_extension("layouts", key), "SERVES", ()))
     names: dict[str, list[str]] = {}  # task -> its protocols on these scenes
     for task, entry in task_entries()[0].items():
-        if own := [name for name, protocol in entry.protocols.items() if protocol.layout in layouts]:
+        if own := [name for name, protocol in entry.listed.items() if protocol.layout in layouts]:
             names[task.key] = own
     yield f"scene layout {key}: bench data check {key}:ROOT, or {TINY}{key}: for a tiny generated set"
     yield from _docstring(extension)

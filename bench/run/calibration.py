@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -30,7 +29,6 @@ from engine.work import IMAGES, Kind, Part
 from imagesets.decoding import UnreadableImage
 from imagesets.selection import evenly_spaced
 from probes.features.extract import MAX_LOADERS, forward_batch, transform_of
-from probes.linear.train_transform import TrainTransform
 
 LIMIT = 15.0  # approximate seconds of all measurements of a plan
 AUGMENTED = 300 / 190  # time to read an image and augment it as for fine-tuning, by that to crop it (docs/speed.md)
@@ -202,28 +200,17 @@ def head_rate(device: str, seconds: float) -> float:
 
 
 def reading_seconds(export: FrozenExport, space: Workspace, seconds: float) -> float:
-    """Seconds in which a process reads a validation image and crops it: every other one at random."""
+    """Seconds in which a process reads a validation image and crops it."""
     from downstream.data.scenes import SceneSet, scene_image
 
     images: Any = space.opened.known(space.data, "val")
     indices = evenly_spaced(len(images), min(8, len(images))).tolist()
-    crop = TrainTransform(
-        size=export.spec.size,
-        interpolation="bilinear",
-        rule="torchvision",
-        seed=0,
-        epoch=0,
-        image_numbers=np.arange(len(images)),
-        decode=space.decode,
-    )
-    transforms: Sequence[Callable[[Any, int], object]] = (transform_of(export, space), crop)
-    if isinstance(images, SceneSet):
-        transforms = (scene_image,)
+    transform = scene_image if isinstance(images, SceneSet) else transform_of(export, space)
 
     def read_few() -> None:
-        for number, index in enumerate(indices):
+        for index in indices:
             with suppress(UnreadableImage):
-                transforms[number % len(transforms)](images, index)
+                transform(images, index)
 
     threads = torch.get_num_threads() if torch.device(space.device).type == "cpu" else 1
     return fastest(read_few, seconds) / len(indices) / threads

@@ -96,7 +96,7 @@ def _named_files(words: Sequence[str]) -> set[str]:
     """Keys of the task files with what `words` name by the index; none if it lacks one of them."""
     files: dict[str, set[str]] = {}
     for key, entry in stored_index().items():
-        for name, protocol in entry.with_reported.items():
+        for name, protocol in entry.protocols.items():
             for word in (key, name, name.partition("@")[0], *protocol.suites):
                 files.setdefault(word, set()).add(key)
     return set().union(*(files[word] for word in words)) if all(word in files for word in words) else set()
