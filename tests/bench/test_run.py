@@ -450,8 +450,6 @@ def test_a_changed_ground_truth_is_noticed(bench, exports, out, tmp_path):
         assert code == (2 if easy else 0)
         if easy:
             assert "ground truth" in err and "--rerun" in err
-            code, _, err = run(exports[1])
-            assert code == 2 and "ground truth" in err and "stay on the board" in err
             assert run(exports[0], "--rerun")[0] == 0
         assert "1 skipped" in run(exports[0])[1]
         numbers.append(read_result(result_paths(out)[0]).numbers[number])
