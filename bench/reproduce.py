@@ -465,10 +465,13 @@ def table(plan: Sequence[PublishedValue], setup: Setup, results: Sequence[Stored
         source = "; ".join(filter(None, (value.source, value.note)))
         rows.append((run_name(value), value.what, value.measured_by, published, *cells, source))
     yield from markdown_table([HEADS, *(map(in_markdown, row) for row in rows)])
-    if any(measured and measured.interval for measured in measurements):
-        yield from ("", "In brackets: 95 % intervals over the validation images.")
-    if any(errors for *_, errors, _ in rows):
-        yield "Standard errors are of the same images; published numbers are taken as exact."
+    notes = {
+        "+-: the standard deviation that is published.": any(value.std is not None for value in plan),
+        "In brackets: 95 % intervals over the validation images.": any(m and m.interval for m in measurements),
+        "Standard errors are of these images; published numbers are taken as exact.": any(row[-2] for row in rows),
+    }
+    shown = [note for note, is_shown in notes.items() if is_shown]
+    yield from ["", *shown] if shown else []
 
 
 def differences(value: PublishedValue, measured: Measurement | None) -> tuple[str, str, str]:

@@ -204,6 +204,15 @@ def test_the_plan_of_a_laptop_runs_from_start_to_end(exports, tmp_path):
     assert rows[3][2].endswith("per_class_100percent") and rows[3][4] == "not measured"  # tiny reports top-1
 
 
+def test_only_what_a_table_shows_is_explained(tmp_path):
+    setup = reproduce.Setup(checkpoints={}, data={}, out=tmp_path)
+    lines = list(reproduce.table(reproduce.plan_of("mieb:cifar10", None), setup, []))
+    assert any("+- 0.66" in line for line in lines) and lines[-2:] == [
+        "",
+        "+-: the standard deviation that is published.",
+    ]
+
+
 def test_differences_are_given_in_points_and_standard_errors():
     value = replace(value_of("moca:table9", "moca-b", "top1"), value=75.0)
     interval = (76 - 1.959964 * 0.4, 76 + 1.959964 * 0.4)
