@@ -306,7 +306,7 @@ def _model(subject: CardSubject) -> Iterator[tuple[str, object]]:
         yield "mean, std", f"{cfg['mean']}, {cfg['std']}"
         yield "preparation", f"{cfg['interpolation']}, centre crop {cfg['crop_pct']}"
         if used.table_size:
-            yield "images of its published evaluation, and of the results", f"{pixels_text(used.image_size)} px"
+            yield "images of its published evaluation", f"{pixels_text(used.image_size)} px"
     yield "digest", used.digest
 
 
