@@ -5,7 +5,7 @@ They depend on result files alone, so that the same results give the same page.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -509,7 +509,7 @@ def verdict(table: ReportTable) -> str:
             return f"{leaders[0]} beats raw pixels by {compared[0].over_pixels} {on}."
         text = f"{leaders[0]} is the only trained network measured {on}."
     elif not table.ranks:
-        text = f"{leaders[0]} has the best number {on}; there is no paired test of this metric."
+        text = f"There is no paired test of {table.metrics[0]}, so the networks are not ranked."
     elif len(leaders) == 1:
         text = f"{leaders[0]} leads {on}: better than every other by a paired test on the same images (5 %, Holm)."
     elif len(leaders) == len(table.networks):
@@ -519,8 +519,3 @@ def verdict(table: ReportTable) -> str:
     is_beaten = any(gain.beats_pixels for gain in compared)
     no_better = any(gain.pixels for gain in compared) and not is_beaten
     return text + " None is shown to be better than raw pixels." * no_better
-
-
-def costs_of(report: ReportContents) -> Iterable[str]:
-    """The costs that are known of some checkpoint."""
-    return dict.fromkeys(name for checkpoint in report.checkpoints for name in checkpoint["cost"])

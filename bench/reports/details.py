@@ -7,6 +7,7 @@ In shapes, C is the number of checkpoints, N of validation images, and K of clas
 """
 
 import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from downstream.data.scenes import layout_of
 from imagesets.sets import ImageSet
 
 MAX_CHECKPOINTS = 8  # of a table, the best ones, whose arrays are read; and all raw pixels
-MAX_MATRIX_CLASSES = 20  # with more classes, no confusion matrix is shown
 MAX_CONFUSIONS = 12  # pairs of classes that are listed
 HARDEST = 12  # images, and classes at either end
 
@@ -102,51 +102,31 @@ def mistakes_of(
     """The confusions of the best checkpoint with predictions; None without predictions.
 
     Returns:
-        name: of this checkpoint. fitted: which of a task's fits predicted, such as "1shot of split 0". classes, matrix:
-        images by label (rows) and prediction, empty for more than MAX_MATRIX_CLASSES. confused: `most_confused`.
+        name: of this checkpoint. fitted: which of a task's fits predicted, such as "1shot of split 0". confused:
+        `most_confused`.
     """
     if not predictions or any(predicted.max() >= len(images.classes) for predicted in predictions.values()):
         return None
     name, predicted = next(iter(predictions.items()))
-    matrix = confusion(images.labels, predicted, len(images.classes))
-    has_matrix = len(images.classes) <= MAX_MATRIX_CLASSES
     return {
         "name": name,
         "fitted": str(results[name].result.facts.get("predictions", "")),
-        "classes": images.classes if has_matrix else (),
-        "matrix": matrix.tolist() if has_matrix else [],
-        "confused": most_confused(matrix, images.classes),
+        "confused": most_confused(images.labels, predicted, images.classes),
     }
 
 
-def confusion(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """Confusion matrix (K, K): number of images by label and prediction, without skipped images.
+def most_confused(labels: np.ndarray, predicted: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """The most frequent confusions, at most MAX_CONFUSIONS.
 
-    labels, predicted: (N,); a prediction of -1 marks a skipped image.
+    labels, predicted: (N,); a prediction of -1 marks a skipped image. Each confusion has the class `label`, the class
+    `predicted` instead, the number of such `images`, and the number `of` all images of the class.
     """
-    is_read = predicted >= 0
-    counts = np.bincount(labels[is_read] * classes + predicted[is_read], minlength=classes * classes)
-    return counts.reshape(classes, classes)
-
-
-def most_confused(matrix: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
-    """The most frequent confusions of a matrix (K, K), at most MAX_CONFUSIONS.
-
-    Each has the class `label`, the class `predicted` instead, the number of such `images`, and the number `of` all
-    images of the class.
-    """
-    wrong = matrix - np.diag(np.diag(matrix))
-    order = np.argsort(-wrong, axis=None, kind="stable")[:MAX_CONFUSIONS]
-    pairs = [divmod(int(index), len(classes)) for index in order]
+    pairs = [(label, guess) for label, guess in zip(labels.tolist(), predicted.tolist(), strict=True) if guess >= 0]
+    images = Counter(label for label, _ in pairs)
+    wrong = Counter(pair for pair in sorted(pairs) if pair[0] != pair[1])
     return [
-        {
-            "label": classes[label],
-            "predicted": classes[prediction],
-            "images": int(wrong[label, prediction]),
-            "of": int(matrix[label].sum()),
-        }
-        for label, prediction in pairs
-        if wrong[label, prediction]
+        {"label": classes[label], "predicted": classes[guess], "images": count, "of": images[label]}
+        for (label, guess), count in wrong.most_common(MAX_CONFUSIONS)
     ]
 
 

@@ -65,25 +65,6 @@ def use_integer_ticks(axes: "Axes") -> None:
     axes.xaxis.set_major_locator(MaxNLocator(MAX_TICKS, integer=True))
 
 
-def use_log_scale(axes: "Axes", values: Sequence[float]) -> None:
-    """Make the x-axis logarithmic (linear for close values), with few enough ticks that their labels cannot overlap."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
-
-    low, high = min(values), max(values)
-    steps = [base * 10.0**power for power in range(-9, 16) for base in (1, 2, 5)]
-    ticks = [step for step in steps if low / 1.05 <= step <= high * 1.05]
-    if len(ticks) > MAX_TICKS:
-        ticks = [tick for tick in ticks if f"{tick:e}".startswith("1.")]
-    if low <= 0 or len(ticks) < 2:
-        axes.xaxis.set_major_locator(MaxNLocator(MAX_TICKS - 2))
-        return
-    ticks = ticks[:: -(-len(ticks) // MAX_TICKS)]
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
 def figure_of(panels: Sequence[DrawPanel], styles: Mapping[str, Style], width: float) -> "Figure":
     """Panels and a legend: one column up to a width of 4.5 inches, two beyond, three on a page."""
     from matplotlib.figure import Figure

@@ -18,7 +18,6 @@ from bench.reports.drawing import (
     figure_of,
     styles_of,
     use_integer_ticks,
-    use_log_scale,
 )
 from bench.reports.leaderboard import Cell, Leaderboard, read_leaderboard
 from bench.results.record import CheckpointUsed
@@ -120,7 +119,8 @@ def _draw_sweep(
             axes.vlines(*zip(*bars, strict=True), color=style["color"], linewidth=0.8)
     if texts[1] != SWEEPS["blocks"][1]:
         ticks = sorted({x for points in curves.values() for x, _ in points})
-        use_log_scale(axes, ticks)
+        axes.set_xscale("log")
+        axes.minorticks_off()
         axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
         return texts
     use_integer_ticks(axes)

@@ -100,7 +100,7 @@ def test_the_lowest_number_leads_where_lower_is_better():
     ]
     (table,) = report_of(results).tables
     assert [row[0] for row in shown(table)] == ["quick", "slow"]
-    assert "there is no paired test" in verdict(table)
+    assert "no paired test" in verdict(table)
 
 
 def test_the_headline_claims_only_what_paired_tests_support():
@@ -170,7 +170,7 @@ def test_a_metric_without_a_paired_test_has_no_winner(tmp_path):
     assert leaderboard.best and leaderboard.ties == {}
     report = report_of(results)
     assert report.mean_ranks == {} and report.tables[0].shades == {} and not report.tables[0].has_intervals
-    assert "there is no paired test" in verdict(report.tables[0]) and "nothing to rank" in headline(report)
+    assert "no paired test" in verdict(report.tables[0]) and "nothing to rank" in headline(report)
 
 
 def test_raw_pixels_and_initial_weights_never_win():
