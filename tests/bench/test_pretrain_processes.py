@@ -73,10 +73,12 @@ def test_a_training_stopped_by_signals_and_resumed_equals_an_uninterrupted_one(s
         assert process.returncode == STOPPED, err
         assert "stopped by a signal after update " in err and err.endswith("again with --resume\n"), number
         assert "Traceback" not in err and not (tmp_path / "run/export").exists()
+    logged = (tmp_path / "run/log.jsonl").read_text()
     for out in ("run", "uninterrupted"):
         assert main([*words_of(tmp_path / out), f"epochs={epochs}", "--resume", "--workers", "0"]) == 0
     stopped, uninterrupted = (ViTExport.load(tmp_path / out / "export") for out in ("run", "uninterrupted"))
     assert stopped.digest == uninterrupted.digest
+    assert (tmp_path / "run/log.jsonl").read_text().startswith(logged), "it was trained again"
     steps = [line["step"] for line in lines_of(tmp_path / "run")]
     assert steps == sorted(set(steps)) and steps[-1] == 4 * epochs
 
