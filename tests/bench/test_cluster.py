@@ -340,9 +340,9 @@ def test_a_job_runs_in_the_processes_that_submitit_starts(toy_packages, exports,
     out = tmp_path / "out"
     folder = save_submission(out, 2)
     executor = LocalExecutor(folder / "logs")
-    executor.update_parameters(tasks_per_node=2, timeout_min=5)
+    executor.update_parameters(tasks_per_node=2, timeout_min=5, stderr_to_stdout=True)
     words = ("run", "--checkpoint", str(exports[0]), "--suite", "toy@one", "--data", "tiny=tiny:", "--out", str(out))
-    executor.submit(BenchTask(str(folder), 0, words)).result()
+    executor.submit(BenchTask(str(folder), 0, words)).wait()
     assert read_attempt(folder, 0).code == 0
     assert [read_result(path).processes for path in (out / "results").rglob("*.json")] == [2]
     waiting = executor.submit(BenchTask(str(folder), 1, (*words, "--rerun", "--set", "toy.mode=wait")))
@@ -352,8 +352,8 @@ def test_a_job_runs_in_the_processes_that_submitit_starts(toy_packages, exports,
         time.sleep(0.1)
     (victim,) = processes_with("RANK=1", str(out))
     os.kill(victim, signal.SIGKILL)
-    waiting.exception()
-    log = Path(read_attempt(folder, 1).log).read_text() + waiting.stderr()
+    waiting.wait()
+    log = Path(read_attempt(folder, 1).log).read_text()
     assert f"process 1 of 2 (pid {victim}, host " in log and "killed by signal 9" in log
 
 
