@@ -233,8 +233,8 @@ def test_wrong_requests_are_refused_in_one_line(refused, folder, tmp_path):
     cases = [
         ((folder, "--to", tmp_path / "mine"), "not a record | --to"),
         (("--check", tmp_path / "mine"), "not a record | record.json"),
-        (("--to", tmp_path / "new"), "bench record OUT --to DIR"),
-        ((folder, "--check", folder), "bench record --check DIR"),
+        (("--to", tmp_path / "new"), "--to: give OUT --to DIR"),
+        ((folder, "--check", folder), "--check DIR alone"),
         ((out, "--to", tmp_path / "new"), "--status unreadable moves unreadable files away"),
         ((tmp_path, "--to", tmp_path / "new"), "holds no results"),
     ]

@@ -275,7 +275,7 @@ def test_names_that_cannot_be_downloaded_are_refused(get, server, tmp_path, monk
         server.files = {"": b""}
         code, out, err = get(name)
         assert (code, out) == (2, "") and message in err and len(err.splitlines()) == 1
-    assert main(["data", "get", "DTD"]) == 2 and "--out DIR" in capsys.readouterr().err
+    assert main(["data", "get", "DTD"]) == 2 and "--out: " in capsys.readouterr().err
     assert main(["data", "get", "ImageNet"]) == 2 and "docs/data.md" in capsys.readouterr().err
     assert main(["data", "check"]) == 2
     free_disk(monkeypatch, 10**6)
