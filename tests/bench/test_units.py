@@ -90,8 +90,8 @@ def test_lower_is_better_where_declared_and_units_are_shown(run, bench, tmp_path
     assert "0.00288 s" in output and "1414 MB" in output
     text = (tmp_path / "out" / "leaderboard.md").read_text()
     first, second = (re.search(rf"^\| {name} \| \D*\d.*\[.*", text, re.MULTILINE)[0] for name in ("first", "second"))
-    assert first.startswith("| first | **50.00 [43.1, 56.9]** | 0.00288 s [0.00284, 0.00291] | 1414 MB | 1.25 [")
-    assert second.startswith("| second | 75.00 [68.6, 80.6] | **0.00256 s [0.00253, 0.00259]** | **1413 MB** | 1.12 [")
+    assert first.startswith("| first | 1 | **50.00 [43.1, 56.9]** | 0.00288 s [0.00284, 0.00291] | 1414 MB | 1.25 [")
+    assert second.startswith("| second | 2 | 75.00 [68.6, 80.6] | **0.00256 s [0.00253, 0.00259]** | 1413 MB | 1.12 [")
     columns = list(rows_of(tmp_path / "out")[0])
     assert [name.removeprefix("tiny/depth@toy:") for name in columns[5:-1]] == [
         *("wrong", "wrong:low", "wrong:high", "time", "time:low", "time:high", "memory"),
