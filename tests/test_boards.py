@@ -13,7 +13,7 @@ from imagesets.sets import open_set
 from tools import board, real
 
 BOARDS = sorted(path.parent for path in (Path(__file__).parents[1] / "records").glob("*/record.json"))
-SMALLEST = "cifar10-1tflop"
+SMALLEST = "real"
 
 
 @pytest.mark.slow

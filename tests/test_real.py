@@ -32,7 +32,7 @@ def test_a_record_is_made_resumed_and_names_what_is_missing(tmp_path, monkeypatc
     real.main()
     assert not list(check_record(folder))
     page = companion_file(folder, "md").read_text()
-    assert [line.partition(", about")[0] for line in page.splitlines() if line.startswith("- absent")] == [
+    assert [line.partition(", minutes")[0] for line in page.splitlines() if line.startswith("- absent")] == [
         f"- absent, knn@dino: {kind}" for kind in ("raw pixels", "initial weights", "network")
     ]
     (row,) = [line.split(" | ") for line in page.splitlines() if line.startswith("| digits")]

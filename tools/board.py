@@ -1,6 +1,6 @@
 """`python -m tools.board` pretrains small ViTs by all methods with the same FLOPs, and evaluates them: docs/boards.md.
 
-    python -m tools.board --images cifar10:PATH --out runs/board --budget 1 --record records/cifar10-1tflop
+    python -m tools.board --images cifar10:PATH --out runs/board --budget 5 --record records/cifar10-5tflop
     python -m tools.board ... --seeds 1 2 --methods mae dino --evaluate knn@dino    two more trainings of these methods
     python -m tools.board --table records/cifar10-5tflop                the table, from the record alone
     python -m tools.board --figure records/cifar10-5tflop docs/board.png     the picture of README.md, from the record
