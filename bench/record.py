@@ -311,6 +311,7 @@ def rerun_script(results: Iterable[Result], subjects: Mapping[Key, CardSubject])
             data=f"{_public(data.name)}={VARIABLE}{images}",
             seed=result.seed,
             limit=result.limit,
+            image_size=result.chosen_size or None,
             precision=result.precision if result.precision != "float32" else None,
             decode=result.decode if result.decode != "exact" else None,
             skip_bad=result.skip_bad,

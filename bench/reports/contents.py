@@ -18,7 +18,7 @@ from bench.results.record import CheckpointUsed, Result, images_seen, interval_d
 from bench.results.store import StoredResult
 from bench.statistics.compare import interval_text
 from bench.statistics.intervals import LEVEL
-from bench.statistics.matching import match_results
+from bench.statistics.matching import Match
 from bench.statistics.paired import PairedTest, holm
 from bench.statistics.significance import Column, Key, PairedTestCache
 from checkpoints.export import spec_in
@@ -286,11 +286,16 @@ def with_trainings_as_seeds(results: Sequence[StoredResult]) -> Sequence[StoredR
         used = stored.result.checkpoint
         match = SEED.search(used.name)
         first = by_name.get(SEED.sub("", used.name)) if match else None
-        if match and first and (used.method, used.architecture) == (first.method, first.architecture):
+        if match and first and is_same_training(used, first):
             seed = stored.result.seed + 1000 * int(match[1])
             stored = replace(stored, result=replace(stored.result, checkpoint=first, seed=seed, random=True))
         merged.append(stored)
     return merged
+
+
+def is_same_training(one: CheckpointUsed, other: CheckpointUsed) -> bool:
+    """Whether two checkpoints were trained alike, seeds and numbers of updates apart."""
+    return (one.method, one.recipe, one.architecture) == (other.method, other.recipe, other.architecture)
 
 
 def initial_weights(leaderboard: Leaderboard, starts: Mapping[str, str]) -> dict[Key, CheckpointUsed]:
@@ -298,12 +303,14 @@ def initial_weights(leaderboard: Leaderboard, starts: Mapping[str, str]) -> dict
     initial = [used for used, kind in leaderboard.kinds.items() if kind == "initial"]
     by_name = {used.name: used for used in initial}
     by_folder = {PurePath(used.source).parent: used for used in initial}
-    found = {
-        used.key: by_name.get(starts.get(used.name, "")) or by_folder.get(PurePath(used.source).parent)
-        for used, kind in leaderboard.kinds.items()
-        if kind == "measured"
-    }
-    return {key: start for key, start in found.items() if start}
+    by_network = {}
+    for used, kind in leaderboard.kinds.items():
+        if kind == "measured":
+            beside = by_folder.get(PurePath(used.source).parent)  # a folder may hold other networks, too
+            own = beside if beside and is_same_training(used, beside) else None
+            if start := by_name.get(starts.get(used.name, "")) or own:
+                by_network[used.key] = start
+    return by_network
 
 
 def gains(
@@ -312,15 +319,18 @@ def gains(
     """Each network's comparisons with its initial weights and raw pixels in a column, where they can be tested."""
     by_key: dict[Key, list[StoredResult]] = defaultdict(list)
     for stored in leaderboard.results:
-        if stored.result.group == column[0]:
+        if stored.result.group == column[0] and stored.result.status == "ok":
             by_key[stored.result.checkpoint.key].append(stored)
-    pixels = next((used for used, kind in leaderboard.kinds.items() if kind == "floor" and used.key in by_key), None)
+    floors = [used for used, kind in leaderboard.kinds.items() if kind == "floor" and used.key in by_key]
+    pixels = min(floors, key=lambda used: order_of(leaderboard.rows[used].get(column)), default=None)  # of all sizes
     tests: dict[tuple[Key, str], PairedTest] = {}
     for key in leaderboard.candidates.get(column, {}):
         for role, other in (("start", starts.get(key)), ("pixels", pixels)):
-            matches = match_results(by_key[key], by_key[other.key], (key[0], other.name))[0] if other else []
-            with suppress(ValueError, IndexError):  # if no paired test is possible
-                tests[key, role] = cache.get(matches[0], column[1])
+            sides = tuple(by_key[key]), tuple(by_key[other.key]) if other else ()
+            # All seeds of both, as in the numbers shown, also if the baseline has fewer of them.
+            if all(sides) and len({stored.conditions_digest for side in sides for stored in side}) == 1:
+                with suppress(ValueError):  # if no paired test is possible
+                    tests[key, role] = cache.get(Match(group=column[0], first=sides[0], second=sides[1]), column[1])
     for stored in (stored for own in by_key.values() for stored in own):
         stored.forget_arrays()
     corrected = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
@@ -438,11 +448,19 @@ def headline(report: ReportContents) -> str:
     tables = [table for table in report.tables if table.ranks]
     beaten = [table for table in report.tables if any(gain.pixels for gain in table.gains.values())]
     if not tables:
-        alone = [(table, gain) for table in beaten for gain in table.gains.values() if gain.beats_pixels]
+        alone: dict[str, list[str]] = defaultdict(list)  # network -> its gains over raw pixels
+        for table in beaten:
+            for used in table.networks:
+                if (gain := table.gains.get(used.key)) and gain.beats_pixels:
+                    own = alone[report.board.names[used]]
+                    own.append(f"{gain.over_pixels} in {table.title} on {table.result.data.name}")
         if alone:
-            shown = [f"{gain.over_pixels} in {table.title} on {table.result.data.name}" for table, gain in alone]
-            more = f", and in {len(alone) - MAX_NAMED} more" * (len(alone) > MAX_NAMED)
-            return f"{alone[0][0].leaders[0]} beats raw pixels by {', by '.join(shown[:MAX_NAMED])}{more}."
+            return " ".join(
+                f"{name} beats raw pixels by {', by '.join(own[:MAX_NAMED])}"
+                + f", and in {len(own) - MAX_NAMED} more" * (len(own) > MAX_NAMED)
+                + "."
+                for name, own in alone.items()
+            )
         return "No protocol has measured and tested two trained networks yet, so there is nothing to rank."
     total = f"of {len(tables)} protocol{'s' * (len(tables) > 1)}"
     alone_first = Counter(table.leaders[0] for table in tables if len(table.leaders) == 1).most_common()

@@ -189,7 +189,7 @@ def _resampled(match: Match, metric: str) -> tuple[list[np.ndarray], int]:
     if images < 2:
         raise ValueError(f"{metric}: a single image cannot be resampled; evaluate on more images")
     sides = [np.stack([array_of(stored, metric) for stored in side]) for side in match.sides]
-    if sides[0].shape != sides[1].shape:
+    if sides[0].shape[1] != sides[1].shape[1]:
         raise ValueError(
             f"{metric}: {sides[0].shape[1]} resamples against {sides[1].shape[1]}; use {option('rerun', True)} for both"
         )

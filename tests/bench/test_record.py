@@ -146,6 +146,10 @@ def test_commands_of_a_record_repeat_its_runs(written):
     changed = next(arguments for arguments in parsed_calls if arguments.set)
     assert changed.set == ("knn@dino.k=5,10",) and changed.skip_bad
     assert (changed.limit, changed.decode, changed.precision) == (8, "fast", "bfloat16")
+    sized = made_result(replace(made_checkpoint("a"), image_size=224), {}, image_size=98)
+    script = rerun_script([sized], {sized.checkpoint.key: CardSubject(used=sized.checkpoint)})
+    ((_, *words),) = bench_calls(script, CHECKPOINT_1="x")[0]
+    assert words[words.index("--image-size") + 1] == "98"
 
 
 def test_names_in_results_are_quoted_in_the_commands():

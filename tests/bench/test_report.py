@@ -120,7 +120,8 @@ def test_the_headline_claims_only_what_paired_tests_support():
 
 def correct_on(tmp_path: Path, used: CheckpointUsed, right: int, images: int = 100, **fields) -> None:
     """Save a result that is right on the first images."""
-    data = DataUsed(name="digits", url="digits:", images={"train": 10, "val": images}, fingerprints={"val": "aa"})
+    data = fields.pop("data", DataUsed(name="digits", url="digits:"))
+    data = replace(data, images={"train": 10, "val": images}, fingerprints={"val": "aa"})
     metrics = {"top1": MetricRecord(value=100 * right / images, array="top1", interval=(0.0, 100.0))}
     save_result(tmp_path, result(used, 1.0, metrics=metrics, data=data, **fields), {"top1": np.arange(images) < right})
 
@@ -141,6 +142,27 @@ def test_gains_over_initial_weights_and_raw_pixels(tmp_path):
     report = contents_of(read_leaderboard(tmp_path))
     assert headline(report).startswith("late beats raw pixels by 30.0 points [") and "p" in html
     assert verdict(report.tables[0]).startswith("late beats raw pixels by 30.0 points [")
+    correct_on(tmp_path, made_checkpoint("raw-16", 4, method="pixels"), 10)
+    other = DataUsed(name="other", url="digits:")
+    correct_on(tmp_path, made_checkpoint("early", 5), 90, data=other)
+    correct_on(tmp_path, made_checkpoint("raw", 3, method="pixels"), 40, data=other)
+    text = headline(contents_of(read_leaderboard(tmp_path)))
+    assert "early beats raw pixels by 50.0 points [" in text and "on other" in text, "each network has its own gains"
+    assert "late beats raw pixels by 30.0 points [" in text, "the better of two raw pixels counts"
+
+
+def test_gains_are_over_all_seeds_and_the_weights_of_the_same_pretraining(tmp_path):
+    """Raw pixels have one seed; a folder may hold initial weights of another network."""
+    start = made_checkpoint("start", 1, method="dino", source="/weights/start")
+    correct_on(tmp_path, start, 20)
+    for number, (name, right) in enumerate((("mae", 60), ("mae-seed1", 70)), 2):
+        correct_on(tmp_path, made_checkpoint(name, number, method="mae", source=f"/weights/{name}"), right)
+    correct_on(tmp_path, made_checkpoint("mae-seed2", 4, method="mae", recipe="longer"), 90)
+    correct_on(tmp_path, made_checkpoint("raw", 5, method="pixels"), 40)
+    (table,) = contents_of(read_leaderboard(tmp_path)).tables
+    other, mae = table.networks
+    assert (other.name, mae.name, table.cells[mae].mean) == ("mae-seed2", "mae", 65.0)
+    assert table.gains[mae.key].pixels[0].difference == 25.0 and table.gains[mae.key].text == ""
 
 
 def test_further_trainings_of_a_network_are_its_seeds(tmp_path):
