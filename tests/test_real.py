@@ -33,7 +33,7 @@ def test_a_record_is_made_resumed_and_names_what_is_missing(tmp_path, monkeypatc
     assert not list(check_record(folder))
     page = companion_file(folder, "md").read_text()
     assert [line.partition(", minutes")[0] for line in page.splitlines() if line.startswith("- absent")] == [
-        f"- absent, knn@dino: {kind}" for kind in ("raw pixels", "initial weights", "network")
+        f"- absent, knn@dino: {kind}" for kind in ("raw pixels", "network", "initial weights")
     ]
     (row,) = [line.split(" | ") for line in page.splitlines() if line.startswith("| digits")]
     assert row[2] == "60 of 1297 / 60 of 500" and all("[" in cell for cell in row[3:])  # each with its interval

@@ -225,12 +225,12 @@ def test_checkpoints_that_cannot_be_told_apart_share_the_first_place(tmp_path):
         save(tmp_path, name, correct)
     write_leaderboard(tmp_path)
     text = (tmp_path / "leaderboard.md").read_text()
-    assert "| a | 50.00 |" in text and "| b | **62.25** |" in text and "| c | **62.50** |" in text
+    assert "| a | 3 | 50.00 |" in text and "| b | 1-2 | **62.25** |" in text and "| c | 1-2 | **62.50** |" in text
 
 
-def test_a_best_number_without_an_array_has_no_ties(tmp_path):
+def test_nothing_is_marked_where_no_paired_test_is_possible(tmp_path):
     save(tmp_path, "a", 249)
     save(tmp_path, "b", 250, metrics={"top1": MetricRecord(value=62.5)})
     write_leaderboard(tmp_path)
     text = (tmp_path / "leaderboard.md").read_text()
-    assert "| a | 62.25 |" in text and "| b | **62.50** |" in text
+    assert "| a | 62.25 |" in text and "| b | 62.50 |" in text
