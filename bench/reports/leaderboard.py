@@ -227,6 +227,7 @@ def leaderboard_of(results: Iterable[Result], problems: Iterable[str] = ()) -> L
     caveats: dict[str, dict[str, None]] = defaultdict(dict)
     by_label: dict[str, dict[str, Result]] = defaultdict(dict)  # group -> label of a checkpoint -> a result
     results = list(results)
+    results += floors_at_chosen_sizes(results)
     labels = labels_of(result.checkpoint.key for result in results)
     for result in results:
         by_checkpoint[result.checkpoint.key].append(result)
@@ -245,6 +246,15 @@ def leaderboard_of(results: Iterable[Result], problems: Iterable[str] = ()) -> L
         failed={own[-1].checkpoint: failed for own in ordered if (failed := _failures(own))},
         problems=tuple(problems),
     )
+
+
+def floors_at_chosen_sizes(results: Sequence[Result]) -> list[Result]:
+    """Results of raw pixels, which have one size, as they stand beside networks at chosen sizes (`--image-size`)."""
+    good = [result for result in results if result.status == "ok"]
+    floors = [result for result in good if result.checkpoint.is_raw_pixels]
+    chosen = {result.group: result.image_size for result in good if result.chosen_size}
+    beside = [replace(floor, image_size=size) for floor in floors for size in dict.fromkeys(chosen.values())]
+    return [floor for floor in beside if floor.group in chosen]
 
 
 def with_ties(leaderboard: Leaderboard, results: Sequence[StoredResult], cache: PairedTestCache) -> Leaderboard:

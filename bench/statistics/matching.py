@@ -162,10 +162,14 @@ def _any(side: BySeed) -> Result:
 
 
 def _is_size_of_other(one: Result, other: Result) -> bool:
-    """Whether one network got images of a chosen size that is the other's own, all else being equal."""
+    """Whether one network got images of a chosen size that is the other's own, all else being equal.
+
+    Raw pixels have one size, and stand beside networks at any.
+    """
     first, second = ({**result.conditions, SIZE: None} for result in (one, other))
-    is_own = bool(one.chosen_size) != bool(other.chosen_size)
-    return is_own and one.image_size == other.image_size and first == second
+    is_one_chosen = bool(one.chosen_size) != bool(other.chosen_size)
+    is_floor = one.checkpoint.is_raw_pixels or other.checkpoint.is_raw_pixels
+    return is_one_chosen and (is_floor or one.image_size == other.image_size) and first == second
 
 
 def _difference(left: Mapping[str, BySeed], right: Mapping[str, BySeed]) -> str:

@@ -9,7 +9,7 @@ from made_results import made_checkpoint, made_metrics, made_result, save_result
 
 import bench
 from bench.__main__ import main
-from bench.reports.leaderboard import read_leaderboard, to_csv
+from bench.reports.leaderboard import leaderboard_of, read_leaderboard, to_csv
 from bench.results.record import read_result, result_files
 from bench.results.store import StoredResult
 from bench.statistics.matching import match_results
@@ -99,6 +99,26 @@ def test_two_default_sizes_share_a_table_that_shows_them(tmp_path):
     assert "at224 224 px" in caveat and "at518 518 px" in caveat
     header, *rows = [line.split(",") for line in to_csv(board).splitlines()]
     assert [row[header.index("image_size")] for row in rows] == ["224", "518"]
+
+
+def test_raw_pixels_stand_beside_networks_at_chosen_sizes():
+    floor = made_checkpoint("pixels", 1, image_size=32, method="pixels")
+    network = made_checkpoint("network", 2, image_size=224)
+
+    def result(used, size, top1, **fields):
+        return made_result(used, made_metrics({"top1": top1}), image_size=size, **fields)
+
+    raw, default, small = result(floor, 32, 30.0), result(network, 224, 60.0), result(network, 98, 50.0)
+    other = result(network, 98, 45.0, limit=5)  # raw pixels were not evaluated with this limit
+    board = leaderboard_of([raw, default, small, other])
+    numbers = {
+        used.name: {group: cell.mean for (group, _), cell in cells.items()} for used, cells in board.rows.items()
+    }
+    assert numbers["pixels"] == {default.group: 30.0, small.group: 30.0}
+    assert numbers["network"] == {default.group: 60.0, small.group: 50.0, other.group: 45.0}
+    stored = [StoredResult(path=Path("result.json"), result=each) for each in (raw, default, small, other)]
+    matches, _ = match_results(stored[1:], stored[:1], ("network", "pixels"))
+    assert [match.group for match in matches] == [default.group, small.group]
 
 
 def test_a_size_that_is_the_others_own_is_comparable():
