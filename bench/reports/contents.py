@@ -536,4 +536,5 @@ def verdict(table: ReportTable) -> str:
         text = f"{in_words(leaders)} lead {on}; a paired test on the same images does not tell them apart (5 %, Holm)."
     is_beaten = any(gain.beats_pixels for gain in compared)
     no_better = any(gain.pixels for gain in compared) and not is_beaten
-    return text + " None is shown to be better than raw pixels." * no_better
+    not_shown = "It is not" if len(table.networks) == 1 else "None is"
+    return text + f" {not_shown} shown to be better than raw pixels." * no_better

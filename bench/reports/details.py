@@ -42,7 +42,9 @@ def details_by_table(report: ReportContents, cache: Path, pictures: bool = True)
     open_split, details = image_opener(), {}
     for table in report.tables if pictures else ():
         by_name = {
-            table.board.names[used]: first_seeds[table.group, used.digest] for used in best_and_raw_pixels(table)
+            table.board.names[used]: first_seeds[table.group, used.digest]
+            for used in best_and_raw_pixels(table)
+            if (table.group, used.digest) in first_seeds  # raw pixels beside networks at a chosen size have none
         }
         details_of_table = details_of(by_name, table.metrics, open_split, cache)
         if any(details_of_table.values()):

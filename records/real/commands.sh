@@ -29,8 +29,8 @@ set -e
 bench run --checkpoint "$CHECKPOINT_1" --name pixels-32 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite knn@dino,lowshot@mieb --out results
 bench run --checkpoint "$CHECKPOINT_1" --name pixels-32 --data flowers17="$IMAGES_2" --seed 0 --suite health@val,knn@dino,logreg@dinov2,lowshot@mieb --out results
 bench run --checkpoint "$CHECKPOINT_2" --name vits14 --data camvid="$IMAGES_3" --seed 0 --suite dense_knn@capi --out results
-bench run --checkpoint "$CHECKPOINT_2" --name vits14 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite knn@dino,lowshot@mieb --out results
+bench run --checkpoint "$CHECKPOINT_2" --name vits14 --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --image-size 98 --suite knn@dino,lowshot@mieb --out results
 bench run --checkpoint "$CHECKPOINT_2" --name vits14 --data flowers17="$IMAGES_4" --seed 0 --suite health@val,knn@dino,logreg@dinov2,lowshot@mieb --out results
 bench run --checkpoint "$CHECKPOINT_3" --name vits14-start --data camvid="$IMAGES_3" --seed 0 --suite dense_knn@capi --out results
-bench run --checkpoint "$CHECKPOINT_3" --name vits14-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --suite knn@dino,lowshot@mieb --out results
+bench run --checkpoint "$CHECKPOINT_3" --name vits14-start --data cifar10="$IMAGES_1" --seed 0 --limit 2500 --image-size 98 --suite knn@dino,lowshot@mieb --out results
 bench run --checkpoint "$CHECKPOINT_3" --name vits14-start --data flowers17="$IMAGES_2" --seed 0 --suite knn@dino,lowshot@mieb --out results
