@@ -5,6 +5,7 @@ from pathlib import Path
 from small_exports import make_export
 
 from bench.record import check_record, stored_results
+from bench.site import site_page
 from tools import real
 from tools.board import companion_file
 
@@ -18,6 +19,11 @@ def test_pages_quote_the_record():
         quoted = [line for line in text.splitlines() if line.startswith(tuple(f"| {name} |" for name in real.SETS))]
         assert quoted and set(quoted) <= set(rows), page
     assert {entry.result.status for entry in stored_results(root / "records/real")} == {"ok"}
+
+
+def test_its_page_has_raw_pixels_beside_networks_at_a_chosen_size():
+    page = site_page(Path(__file__).parents[1] / "records/real")
+    assert "cifar10/knn@dino[limit=2500 98px]" in page
 
 
 def test_a_record_is_made_resumed_and_names_what_is_missing(tmp_path, monkeypatch):

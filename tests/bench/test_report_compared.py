@@ -1,4 +1,4 @@
-"""Comparisons in a report: ties, letters and mean ranks follow from paired tests; sites of records."""
+"""Comparisons in a report: ties and mean ranks follow from paired tests; sites of records."""
 
 import csv
 import json
