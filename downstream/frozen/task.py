@@ -229,9 +229,12 @@ class Batches:
 
 
 def resampled_metrics(score: Score, images: int) -> dict[str, Metric]:
-    """The metrics that `score` (engine/tasks.py) computes, with their values on resamples of the N = `images`."""
-    values, on_resamples = score(np.ones((1, images))), resampled(score, images)
-    return {name: Metric(value=float(value[0]), resampled=on_resamples[name]) for name, value in values.items()}
+    """The metrics that `score` (engine/tasks.py) computes, with their values on resamples of the N = `images`.
+
+    A single image or video has no other resample than itself, and so no interval.
+    """
+    values, on_resamples = score(np.ones((1, images))), resampled(score, images) if images > 1 else {}
+    return {name: Metric(value=float(value[0]), resampled=on_resamples.get(name)) for name, value in values.items()}
 
 
 def resize_nearest(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -55,6 +55,7 @@ def test_bad_videos_are_named_or_skipped(tmp_path):
     assert str(error.value).startswith(f"{empty}: ") and "\n" not in str(error.value)
     result = run_task(tmp_path, url, skip_bad=True)
     assert result.facts["videos"] == ["val2"] and list(result.facts["videos left out"]) == ["val0", "val1"]
+    assert result.metrics["JF_mean"].resampled is None  # no interval of no width from a single video
     names = [str(path).replace("Annotations", "JPEGImages")[:-3] + "jpg" for path in (empty, small)]
     assert set(names) < result.facts["val"]["skipped"].keys()
     lines = decode_scenes(open_scenes(url, "val", tmp_path))[0].values()
