@@ -16,8 +16,10 @@ IMAGES_3=${IMAGES_3:-''}
 CHECKPOINT_2=${CHECKPOINT_2:-''}
 # images camvid: train 2af27ba8701b, val dc4edbbb4fea (measured from masks:path-02fb0ab5/camvid)
 IMAGES_4=${IMAGES_4:-''}
-# images flowers17: train af092970bd80, val 9a11c443982a (measured from folder:path-b691a74a/flowers17?val=0.25)
+# images davis2016: train e2fc7dec6953, val c62324900a53 (measured from davis:path-02fb0ab5/davis2016)
 IMAGES_5=${IMAGES_5:-''}
+# images flowers17: train af092970bd80, val 9a11c443982a (measured from folder:path-b691a74a/flowers17?val=0.25)
+IMAGES_6=${IMAGES_6:-''}
 # checkpoint vits14-start: digest e0df7e203ff101ef6429ec3464c61fdb909139055e0d7c7e78ac67bc77cda41e (measured from path-5084c52a/start)
 CHECKPOINT_3=${CHECKPOINT_3:-''}
 : "${CHECKPOINT_1:?say at the top of commands.sh where it is}"
@@ -27,6 +29,7 @@ CHECKPOINT_3=${CHECKPOINT_3:-''}
 : "${CHECKPOINT_2:?say at the top of commands.sh where it is}"
 : "${IMAGES_4:?say at the top of commands.sh where it is}"
 : "${IMAGES_5:?say at the top of commands.sh where it is}"
+: "${IMAGES_6:?say at the top of commands.sh where it is}"
 : "${CHECKPOINT_3:?say at the top of commands.sh where it is}"
 set -e
 bench run --checkpoint "$CHECKPOINT_1" --name pixels-32 --data caltech101="$IMAGES_1" --seed 0 --suite knn@dino,lowshot@mieb --out results
@@ -35,7 +38,8 @@ bench run --checkpoint "$CHECKPOINT_1" --name pixels-32 --data flowers17="$IMAGE
 bench run --checkpoint "$CHECKPOINT_2" --name vits14 --data caltech101="$IMAGES_1" --seed 0 --suite knn@dino,lowshot@mieb --out results
 bench run --checkpoint "$CHECKPOINT_2" --name vits14 --data camvid="$IMAGES_4" --seed 0 --suite dense_knn@capi --out results
 bench run --checkpoint "$CHECKPOINT_2" --name vits14 --data cifar10="$IMAGES_2" --seed 0 --limit 2500 --image-size 98 --suite knn@dino,lowshot@mieb --out results
-bench run --checkpoint "$CHECKPOINT_2" --name vits14 --data flowers17="$IMAGES_5" --seed 0 --suite health@val,knn@dino,logreg@dinov2,lowshot@mieb --out results
+bench run --checkpoint "$CHECKPOINT_2" --name vits14 --data davis2016="$IMAGES_5" --seed 0 --limit 50 --suite video_propagation@dino --out results
+bench run --checkpoint "$CHECKPOINT_2" --name vits14 --data flowers17="$IMAGES_6" --seed 0 --suite health@val,knn@dino,logreg@dinov2,lowshot@mieb --out results
 bench run --checkpoint "$CHECKPOINT_3" --name vits14-start --data camvid="$IMAGES_4" --seed 0 --suite dense_knn@capi --out results
 bench run --checkpoint "$CHECKPOINT_3" --name vits14-start --data cifar10="$IMAGES_2" --seed 0 --limit 2500 --image-size 98 --suite knn@dino,lowshot@mieb --out results
 bench run --checkpoint "$CHECKPOINT_3" --name vits14-start --data flowers17="$IMAGES_3" --seed 0 --suite knn@dino,lowshot@mieb --out results
