@@ -168,8 +168,7 @@ def measured(folder: Path) -> list[Result]:
 def table(folder: Path) -> str:
     """Markdown table of the main metrics: a row for each set and protocol, a column for each network.
 
-    Raw pixels have one size, so that a leaderboard keeps them apart from networks at a chosen size; here they are in
-    one row.
+    Raw pixels, which have one size, are in the row of networks at any chosen size, as on a leaderboard.
     """
     results = measured(folder)
     cells: dict[tuple[str, str, int | None], dict[str, str]] = {}  # (set, protocol, limit) -> network -> number
