@@ -1,4 +1,4 @@
-"""tools/real.py makes a record that resumes and names what is missing; pages quote the figures of records/real."""
+"""tools/real.py makes a record that resumes and names what is missing; README quotes the figures of records/real."""
 
 from pathlib import Path
 
@@ -10,14 +10,13 @@ from tools import real
 from tools.board import companion_file
 
 
-def test_pages_quote_the_record():
-    """README and docs/boards.md have rows of the record's table, and so its figures."""
+def test_readme_quotes_the_record():
+    """README has rows of the record's table, and so its figures."""
     root = Path(__file__).parents[1]
     rows = real.table(root / "records/real").splitlines()
-    for page in ("README.md", "docs/boards.md"):
-        text = (root / page).read_text()
-        quoted = [line for line in text.splitlines() if line.startswith(tuple(f"| {name} |" for name in real.SETS))]
-        assert quoted and set(quoted) <= set(rows), page
+    lines = (root / "README.md").read_text().splitlines()
+    quoted = [line for line in lines if line.startswith(tuple(f"| {name} |" for name in real.SETS))]
+    assert quoted and set(quoted) <= set(rows)
     assert {entry.result.status for entry in stored_results(root / "records/real")} == {"ok"}
 
 

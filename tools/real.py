@@ -33,6 +33,7 @@ SETS = {  # name -> URL, with the folder of all sets
     "nyuv2-seg": "masks:{}/nyuv2-seg",
     "davis2016": "davis:{}/davis2016",
     "coco128": "trainval:{}/coco128",
+    "bccd": "vocboxes:{}/bccd",
 }
 ONE_PASS = ("knn@dino", "lowshot@mieb")  # of images of one crop; logreg@dinov2 demands another
 NETWORK, INITIAL, RAW = "network", "initial weights", "raw pixels"
@@ -61,6 +62,18 @@ SEGMENTATION = {  # windows of the images' own height, and a head of 150 steps
     **{"segmentation_linear.steps": 150, "segmentation_linear.warmup": 15, "segmentation_linear.batch": 8},
     "segmentation_linear.lr": (0.001, 0.003, 0.01),
 }
+FINETUNE = {  # every weight, four passes over the training images, without mixing
+    **{"finetune.epochs": 4, "finetune.warmup_epochs": 1.0, "finetune.batch": 32, "finetune.mixed_together": 32},
+    **{"finetune.lr": 0.004, "finetune.layer_decay": 0.75, "finetune.mixup": 0.0, "finetune.cutmix": 0.0},
+}
+ROBUST = {"robustness.images": 100, "robustness.epochs": 20, "robustness.batch": 256}
+DETECTION = {  # images of half their height and width, small heads, four passes
+    **{"maskrcnn_coco.epochs": 4, "maskrcnn_coco.milestones": (3,), "maskrcnn_coco.warmup": 50},
+    **{"maskrcnn_coco.batch": 4, "maskrcnn_coco.lr": 0.0003, "maskrcnn_coco.augment": "scales"},
+    **{"maskrcnn_coco.short": (240,), "maskrcnn_coco.long": 320, "maskrcnn_coco.val": (320, 240)},
+    **{"maskrcnn_coco.channels": 128, "maskrcnn_coco.box_convs": 1, "maskrcnn_coco.regions": 64},
+    "maskrcnn_coco.proposals": (300, 300),
+}
 DEPTH = {"depth_linear.steps": 100, "depth_linear.warmup": 30, "depth_linear.batch": 4, "depth_linear.lr": 0.001}
 JOBS: Sequence[Job] = (  # in the order in which they run: the most evidence for a minute first
     Job(images="flowers17", protocols=ONE_PASS, minutes=3),
@@ -82,6 +95,16 @@ JOBS: Sequence[Job] = (  # in the order in which they run: the most evidence for
     Job(images="nyuv2-seg", protocols=["dense_knn@capi"], minutes=10, networks=(NETWORK, INITIAL)),
     Job(images="camvid", protocols=["segmentation_linear@capi"], minutes=15, networks=[NETWORK]),
     Job(images="flowers17", protocols=["attentive@capi"], minutes=25, networks=[NETWORK], settings=ATTENTIVE),
+    Job(images="flowers17", protocols=["robustness@cached"], minutes=3, image_size=98, settings=ROBUST),
+    Job(
+        images="flowers17",
+        protocols=["finetune@mae"],
+        minutes=12,
+        image_size=98,
+        settings=FINETUNE,
+        networks=(NETWORK, INITIAL),
+    ),
+    Job(images="bccd", protocols=["maskrcnn@ibot"], minutes=25, settings=DETECTION, networks=[NETWORK]),
 )
 
 PAGE = """# A published network on real image sets
