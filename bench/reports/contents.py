@@ -18,7 +18,7 @@ from bench.results.record import CheckpointUsed, Result, images_seen, interval_d
 from bench.results.store import StoredResult
 from bench.statistics.compare import interval_text
 from bench.statistics.intervals import LEVEL
-from bench.statistics.matching import Match
+from bench.statistics.matching import Match, is_comparable
 from bench.statistics.paired import PairedTest, holm
 from bench.statistics.significance import Column, Key, PairedTestCache
 from checkpoints.export import spec_in
@@ -317,27 +317,35 @@ def gains(
     leaderboard: Leaderboard, column: Column, starts: Mapping[Key, CheckpointUsed], cache: PairedTestCache
 ) -> dict[Key, Gain]:
     """Each network's comparisons with its initial weights and raw pixels in a column, where they can be tested."""
-    by_key: dict[Key, list[StoredResult]] = defaultdict(list)
-    for stored in leaderboard.results:
-        if stored.result.group == column[0] and stored.result.status == "ok":
+    good = [stored for stored in leaderboard.results if stored.result.status == "ok"]
+    groups = {stored.result.group: (stored.result.data.name, stored.result.protocol.name) for stored in good}
+    by_key: dict[Key, list[StoredResult]] = defaultdict(list)  # under the protocol, also at other sizes
+    for stored in good:
+        if groups[stored.result.group] == groups.get(column[0]):
             by_key[stored.result.checkpoint.key].append(stored)
-    floors = [used for used, kind in leaderboard.kinds.items() if kind == "floor" and used.key in by_key]
-    pixels = min(floors, key=lambda used: order_of(leaderboard.rows[used].get(column)), default=None)  # of all sizes
+
+    def comparable(key: Key, network: StoredResult) -> tuple[StoredResult, ...]:
+        """All seeds of a checkpoint, as in the numbers shown; those of the column's group, if it has any there."""
+        seeds = [stored for stored in by_key[key] if is_comparable(stored.result, network.result)]
+        return tuple([stored for stored in seeds if stored.result.group == column[0]] or seeds)
+
+    rows, cells = leaderboard.rows, leaderboard.candidates.get(column, {})
+    floors = [used for used, kind in leaderboard.kinds.items() if kind == "floor" and column in rows[used]]
+    pixels = min(floors, key=lambda used: order_of(rows[used][column]), default=None)  # of all sizes
     tests: dict[tuple[Key, str], PairedTest] = {}
-    for key in leaderboard.candidates.get(column, {}):
-        for role, other in (("start", starts.get(key)), ("pixels", pixels)):
-            sides = tuple(by_key[key]), tuple(by_key[other.key]) if other else ()
-            # All seeds of both, as in the numbers shown, also if the baseline has fewer of them.
-            if all(sides) and len({stored.conditions_digest for side in sides for stored in side}) == 1:
+    for key in cells:
+        own = tuple(stored for stored in by_key[key] if stored.result.group == column[0])
+        for role, baseline in (("start", starts.get(key)), ("pixels", pixels)):
+            other = comparable(baseline.key, own[0]) if baseline else ()
+            if other and comparable(key, own[0]) == own:
                 with suppress(ValueError):  # if no paired test is possible
-                    tests[key, role] = cache.get(Match(group=column[0], first=sides[0], second=sides[1]), column[1])
+                    tests[key, role] = cache.get(Match(group=column[0], first=own, second=other), column[1])
     for stored in (stored for own in by_key.values() for stored in own):
         stored.forget_arrays()
     corrected = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
     compared: dict[Key, dict[str, Any]] = defaultdict(dict)
     for (key, role), test in tests.items():
         compared[key][role] = test, corrected[key, role]
-    cells = leaderboard.candidates.get(column, {})
     signs = {key: -1 if cell.higher_is_better is False else 1 for key, cell in cells.items()}
     return {key: Gain(**roles, unit=cells[key].unit, sign=signs[key]) for key, roles in compared.items()}
 

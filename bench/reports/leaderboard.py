@@ -36,6 +36,7 @@ from bench.results.record import (
 )
 from bench.results.store import StoredResult, comparable_results, stamps
 from bench.results.table import rows_of, to_pandas, to_parquet
+from bench.statistics.matching import is_comparable
 from bench.statistics.significance import Column, Key, PairedTestCache, paired_tests, ties_with_best
 from engine.files import write_atomic
 from engine.printing import counted, csv_text, in_csv, in_markdown, in_words, markdown_table, printable, table, text_of
@@ -251,10 +252,14 @@ def leaderboard_of(results: Iterable[Result], problems: Iterable[str] = ()) -> L
 def floors_at_chosen_sizes(results: Sequence[Result]) -> list[Result]:
     """Results of raw pixels, which have one size, as they stand beside networks at chosen sizes (`--image-size`)."""
     good = [result for result in results if result.status == "ok"]
-    floors = [result for result in good if result.checkpoint.is_raw_pixels]
-    chosen = {result.group: result.image_size for result in good if result.chosen_size}
-    beside = [replace(floor, image_size=size) for floor in floors for size in dict.fromkeys(chosen.values())]
-    return [floor for floor in beside if floor.group in chosen]
+    networks = {result.group: result for result in good if result.chosen_size}
+    return [
+        replace(floor, image_size=network.image_size)
+        for floor in good
+        if floor.checkpoint.is_raw_pixels
+        for network in networks.values()
+        if is_comparable(floor, network)
+    ]
 
 
 def with_ties(leaderboard: Leaderboard, results: Sequence[StoredResult], cache: PairedTestCache) -> Leaderboard:

@@ -78,8 +78,8 @@ def match_results(
         if not left or not right:
             reasons.append(f"{protocol}: no result of {labels[bool(left)]}")
             continue
-        pairs = [(left[key], right[key]) for key in left if key in right]
-        pairs += [pair for pair in product(left.values(), right.values()) if _is_size_of_other(*map(_any, pair))]
+        pairs = [pair for pair in product(left.values(), right.values()) if is_comparable(*map(_any, pair))]
+        pairs.sort(key=lambda pair: _any(pair[0]).chosen_size != _any(pair[1]).chosen_size)
         if not pairs:
             reasons.append(f"{protocol}: {_difference(left, right)}")
         for pair in pairs:
@@ -161,15 +161,16 @@ def _any(side: BySeed) -> Result:
     return next(iter(side.values())).result
 
 
-def _is_size_of_other(one: Result, other: Result) -> bool:
-    """Whether one network got images of a chosen size that is the other's own, all else being equal.
+def is_comparable(one: Result, other: Result) -> bool:
+    """Whether two results differ in nothing that matters but checkpoint and seed.
 
-    Raw pixels have one size, and stand beside networks at any.
+    Both networks see images of their own size, or of one size, chosen for both or the own one of either. Raw pixels
+    have one size, and stand beside networks at any.
     """
     first, second = ({**result.conditions, SIZE: None} for result in (one, other))
-    is_one_chosen = bool(one.chosen_size) != bool(other.chosen_size)
     is_floor = one.checkpoint.is_raw_pixels or other.checkpoint.is_raw_pixels
-    return is_one_chosen and (is_floor or one.image_size == other.image_size) and first == second
+    are_sizes_equal = one.chosen_size == other.chosen_size or one.image_size == other.image_size
+    return first == second and (is_floor or are_sizes_equal)
 
 
 def _difference(left: Mapping[str, BySeed], right: Mapping[str, BySeed]) -> str:

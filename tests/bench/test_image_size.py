@@ -4,12 +4,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from made_results import made_checkpoint, made_metrics, made_result, save_result
 
 import bench
 from bench.__main__ import main
 from bench.reports.leaderboard import leaderboard_of, read_leaderboard, to_csv
+from bench.reports.page import contents_of
 from bench.results.record import read_result, result_files
 from bench.results.store import StoredResult
 from bench.statistics.matching import match_results
@@ -119,6 +121,23 @@ def test_raw_pixels_stand_beside_networks_at_chosen_sizes():
     stored = [StoredResult(path=Path("result.json"), result=each) for each in (raw, default, small, other)]
     matches, _ = match_results(stored[1:], stored[:1], ("network", "pixels"))
     assert [match.group for match in matches] == [default.group, small.group]
+
+
+def test_raw_pixels_and_initial_weights_are_baselines_at_a_chosen_size(tmp_path):
+    """Raw pixels of their one size; initial weights of the size that was chosen, or whose own size it is."""
+    right = np.random.RandomState(0).rand(3, 400) < np.array([[0.3], [0.5], [0.8]])
+    floor = made_checkpoint("pixels", 1, image_size=32, method="pixels")
+    start = made_checkpoint("start", 2, image_size=98, source="runs/a/start")
+    network = made_checkpoint("network", 3, image_size=224, source="runs/a/export")
+    for used, size, values in zip((floor, start, network), (32, 98, 98), right, strict=True):
+        metrics = made_metrics({"top1": 100 * values.mean()}, array="top1", array_over="images")
+        save_result(tmp_path, made_result(used, metrics, image_size=size), {"top1": values})
+    report = contents_of(read_leaderboard(tmp_path))
+    gains = {table.group: table.gains for table in report.tables}
+    gain = gains["digits/knn@dino[98px]"][network.key]
+    assert gain.marks == "s p" and not gains["digits/knn@dino"]
+    for baseline, test in zip(right, (gain.pixels, gain.start), strict=False):
+        assert test[0].difference == pytest.approx(100 * (right[2].mean() - baseline.mean()))
 
 
 def test_a_size_that_is_the_others_own_is_comparable():
