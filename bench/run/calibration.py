@@ -1,14 +1,13 @@
 """How fast a machine does the work of tasks: a few rates, measured on this machine or assumed for another one.
 
 Assumed machines (`--assume`) allow plans without access to the machine. Peaks are from data sheets; the fraction of the
-peak that programs reach, and everything else, are assumptions, each stated on its line.
+peak that programs reach, and everything else, are assumptions (docs/scale.md).
 """
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -20,17 +19,15 @@ from checkpoints.frozen import FrozenExport
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.errors import UserError
-from engine.files import digest, read_json, write_atomic
-from engine.machine import hardware, own_cores, run_on_core_threads
+from engine.machine import own_cores, run_on_core_threads
 from engine.precision import autocast
 from engine.printing import did_you_mean
 from engine.tasks import Workspace
-from engine.work import IMAGES, Kind, Part
+from engine.work import IMAGES, Kind, Part, Work
 from imagesets.decoding import UnreadableImage
 from imagesets.selection import evenly_spaced
 from probes.features.extract import MAX_LOADERS, forward_batch, transform_of
 
-LIMIT = 15.0  # approximate seconds of all measurements of a plan
 AUGMENTED = 300 / 190  # time to read an image and augment it as for fine-tuning, by that to crop it (docs/speed.md)
 # Kind of work -> how a plan names its computation, without reading.
 TERMS: Mapping[Kind, str] = {
@@ -69,11 +66,10 @@ class Machine:
     loaders: int = 0  # processes per GPU that read while it computes; 0: the cores read and compute by turns
     gpus: int = 1  # in all nodes together, among which the work is divided evenly
     divided: float = 0.90  # fraction of its speed that each GPU keeps if there are several
-    assumptions: Sequence[str] = ()  # lines of text
 
     @classmethod
-    def measured(cls, rates: Mapping[str, Any], space: Workspace) -> "Machine":
-        """This machine, as far as its rates are known."""
+    def here(cls, space: Workspace, rates: Mapping[str, Any]) -> "Machine":
+        """This machine, with the rates that are known."""
         on_gpu = torch.device(space.device).type == "cuda"
         return cls(**rates, loaders=(space.workers or min(MAX_LOADERS, own_cores())) if on_gpu else 0)
 
@@ -97,38 +93,24 @@ class Machine:
         return {"reading": reading} if reading > computing else {TERMS[part.kind]: computing}
 
 
-Measurements = Mapping[str, Callable[[float], float]]  # key of a rate -> measures it in about so many seconds
+# Name of a rate, and the network or the images that it depends on.
+Key = tuple[str, Hashable]
 
 
-def measurements(export: FrozenExport, space: Workspace, fingerprints: Mapping[str, str]) -> Measurements:
-    """How the rates are measured that jobs on an image set need, by field of Machine and what it depends on.
+def measurements(work: Work, network: FrozenExport, space: Workspace) -> dict[Key, Callable[[float], float]]:
+    """The rates that some work needs, and how each is measured in about so many seconds.
 
-    space: with the image set. fingerprints: of its splits.
+    network: at the image size of the evaluation. space: with the image set.
     """
-    options = [space.device, space.precision, space.decode, space.batch_size, hardware()]
-    here, spec = digest(options)[:8], digest(asdict(export.spec))[:8]
-    images = digest([dict(fingerprints), export.spec.size])[:8]
-    rates: dict[str, Callable[[float], float]] = {
-        f"heads {here}": lambda seconds: head_rate(space.device, seconds),
-        f"forward {here} {spec}": lambda seconds: network_rate(export, space, seconds, False),
-        f"reading {here} {images}": lambda seconds: reading_seconds(export, space, seconds),
+    measures: dict[Key, Callable[[float], float]] = {
+        ("forward", network.spec): lambda seconds: network_rate(network, space, seconds, training=False),
+        ("heads", None): lambda seconds: head_rate(space.device, seconds),
+        ("reading", space.data): lambda seconds: reading_seconds(network, space, seconds),
     }
-    if isinstance(export.spec, ViTSpec) and export.spec.depth:
-        rates[f"training {here} {spec}"] = lambda seconds: network_rate(export, space, seconds, True)
-    return rates
-
-
-def kept_rates(space: Workspace) -> dict[str, float]:
-    """The rates that earlier plans have measured, by key."""
-    try:
-        return read_json(space.cache / "rates.json", type=dict[str, float])
-    except (FileNotFoundError, ValueError):  # a damaged file is replaced by new measurements
-        return {}
-
-
-def keep_rates(space: Workspace, rates: Mapping[str, float]) -> None:
-    """Keep rates for `--dry-run`, which measures nothing."""
-    write_atomic(space.cache / "rates.json", json.dumps(kept_rates(space) | dict(rates), indent=1) + "\n")
+    if isinstance(network.spec, ViTSpec) and network.spec.depth:
+        measures["training", network.spec] = lambda seconds: network_rate(network, space, seconds, training=True)
+    needed = {name for part in work.parts for name in RATES[part.kind]}
+    return {key: measure for key, measure in measures.items() if key[0] in needed}
 
 
 def fastest(work: Callable[[], object], seconds: float) -> float:
@@ -216,12 +198,12 @@ def reading_seconds(export: FrozenExport, space: Workspace, seconds: float) -> f
     return fastest(read_few, seconds) / len(indices) / threads
 
 
-# NVIDIA's data sheets, dense (without sparsity): name, precision -> peak.
-DATA_SHEETS: Mapping[str, tuple[str, Mapping[str, float]]] = {
+# Machine -> precision -> peak of a GPU, dense (without sparsity), by NVIDIA's data sheets.
+DATA_SHEETS: Mapping[str, Mapping[str, float]] = {
     # H100 Tensor Core GPU Datasheet, SXM5: 1,979 TFLOPS bf16 with sparsity, 67 TFLOPS fp32
-    "h100": ("NVIDIA H100 SXM", {"bfloat16": 989e12, "float32": 67e12}),
-    # A100 Tensor Core GPU Datasheet, SXM4: 312 TFLOPS bf16, 19.5 TFLOPS fp32
-    "a100": ("NVIDIA A100 80GB SXM", {"bfloat16": 312e12, "float32": 19.5e12}),
+    "h100": {"bfloat16": 989e12, "float32": 67e12},
+    # A100 Tensor Core GPU Datasheet, SXM4 80 GB: 312 TFLOPS bf16, 19.5 TFLOPS fp32
+    "a100": {"bfloat16": 312e12, "float32": 19.5e12},
 }
 # Fractions of the peak that are reached: networks forward, and forward and backward; products in float32.
 FORWARD, TRAINING, PRODUCTS = 0.40, 0.35, 0.40
@@ -230,14 +212,14 @@ FORWARD, TRAINING, PRODUCTS = 0.40, 0.35, 0.40
 DECODED: Mapping[str, float] = {"exact": 300.0, "fast": 540.0}
 
 
-def machine(
+def assumed_machine(
     name: str, gpus: int, loaders: int | None, precision: str, decode: Literal["exact", "fast"] = "exact"
 ) -> Machine:
-    """The assumed machine of that name with `gpus` GPUs. ValueError for an unknown name."""
+    """The machine of that name with `gpus` GPUs. ValueError for an unknown name."""
     if name not in DATA_SHEETS:
         raise UserError("assume", f"no such machine is known{did_you_mean(name, list(DATA_SHEETS))}", name)
-    title, peak = DATA_SHEETS[name]
-    assumed = Machine(
+    peak = DATA_SHEETS[name]
+    return Machine(
         forward=FORWARD * peak[precision],
         training=TRAINING * peak[precision],
         heads=PRODUCTS * peak["float32"],
@@ -246,12 +228,3 @@ def machine(
         loaders=loaders or MAX_LOADERS,
         gpus=gpus,
     )
-    peaks = ", ".join(f"{precision} {value / 1e12:g} TFLOP/s" for precision, value in peak.items())
-    lines = (
-        f"assumed, not measured: {gpus} x {title}, peaks {peaks} (data sheet)",
-        f"assumed: {FORWARD:.0%} of the peak in {precision} forward, {TRAINING:.0%} in training, {PRODUCTS:.0%} in "
-        f"float32 products; of several GPUs each keeps {assumed.divided:.0%} of its speed",
-        f"assumed: {assumed.loaders} loaders per GPU, each of which reads {DECODED[decode]:g} images a second "
-        f"({decode}); `bench plan` on the machine itself measures all of this",
-    )
-    return replace(assumed, assumptions=lines)

@@ -213,7 +213,7 @@ def test_two_exports_of_the_same_name_are_kept_apart(run, exports, out):
 @pytest.mark.exhaustive  # half of it imports what all tasks need and generates the tiny scenes
 def test_smoke_has_default_images(bench, exports, out):
     _, output, _ = bench("run", "--checkpoint", exports[0], "--suite", "smoke", "--out", out, "--dry-run")
-    assert "toy@one on digits: 1297 train + 500 val images, to do" in output
+    assert "toy@one on digits: 1297 train + 500 val images; " in output
 
 
 def test_other_suites_have_no_default_images(refused, exports, out):
