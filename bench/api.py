@@ -57,7 +57,7 @@ def check(**arguments: Any) -> None:
 
 def changes_of(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Changed settings as values of `--set`: `FIELD=VALUE ...`."""
-    from bench.settings import setting_text
+    from engine.settings import setting_text
 
     return tuple(f"{field}={setting_text(value)}" for field, value in (settings or {}).items())
 
@@ -76,7 +76,7 @@ def reference_to(checkpoint: "FrozenExport | str | Path", out: Path) -> str:
     """
     if isinstance(checkpoint, str | Path):
         return str(checkpoint)
-    from bench.checkpoints import checked_name, save_export
+    from bench.run.checkpoints import checked_name, save_export
     from checkpoints.export import ViTExport
 
     if not isinstance(checkpoint, ViTExport):
@@ -96,8 +96,8 @@ def source_pool(spec: "FrozenSpec") -> Literal["cls", "avg"]:
 
 def with_name(data: str) -> str:
     """`NAME=URL` unchanged; a URL without a name gets the last part of its path, or its scheme, as its name."""
-    from bench.checkpoints import SAFE_NAME
-    from bench.names import name_from
+    from bench.options import name_from
+    from bench.run.checkpoints import SAFE_NAME
 
     name, equals, _ = data.partition("=")
     return data if equals and SAFE_NAME.fullmatch(name) else f"{name_from(data)}={data}"
@@ -165,7 +165,7 @@ def load(
     ValueError if it cannot be read, differs from what was exported, or its format is ambiguous.
     """
     check(statistics=statistics)
-    from bench.checkpoints import default_name, load_export
+    from bench.run.checkpoints import default_name, load_export
     from checkpoints.export import ViTExport
     from checkpoints.frozen import SCHEME
     from checkpoints.import_options import ImportOptions
@@ -224,8 +224,7 @@ def extract(
     not finite; its subclass UnreadableImage, with the path of the image, unless `options.skip_bad`.
     """
     check(limit=limit, options=options)
-    from bench.names import ready_device
-    from bench.options import EvaluationOptions
+    from bench.options import EvaluationOptions, ready_device
     from bench.run.prepare import workspace_of
     from imagesets.sets import open_set
     from probes.features.extract import extract as extracted
@@ -433,7 +432,7 @@ def predict(
 
     ValueError as there, for an image that cannot be read, and for a folder with other predictions.
     """
-    from bench.names import check_writable
+    from bench.options import check_writable
     from bench.predictions import write_predictions
     from bench.reports.visualize import image_set_of
 
@@ -622,9 +621,9 @@ def pretrain(
     engine.training.interruptions.Stopped if a signal stopped it, with its state saved.
     """
     check(method=method, recipe=recipe, settings=settings, options=options)
-    from bench.checkpoints import load_export
     from bench.options import PretrainOptions
     from bench.pretraining.run import run_pretraining
+    from bench.run.checkpoints import load_export
     from engine.training.interruptions import STOPPED, Stopped
 
     training = PretrainOptions(
@@ -679,7 +678,7 @@ def visualize(
     ValueError for an unknown kind or setting, images that cannot be read, and networks that are not ViTs.
     """
     check(kind=kind, settings=settings)
-    from bench.names import check_writable, chosen_device
+    from bench.options import check_writable, chosen_device
     from bench.reports.pictures import Format
     from bench.reports.visualize import PictureRequest, chosen_kind, draw_pictures
     from engine.optional import require

@@ -23,13 +23,12 @@ from types import ModuleType, NoneType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from bench.options import flags_of, is_positional, options_from
-from bench.settings import meanings
 from engine.errors import in_one_line, on_command_line, traceback_of
 from engine.extensions import one_line
 from engine.machine import keep_memory, sleep_at_barriers
 from engine.printing import did_you_mean, say
 from engine.progress import Progress, process_age
-from engine.settings import annotations, from_text, plain_type, union_members
+from engine.settings import annotations, from_text, meanings, plain_type, union_members
 from engine.training.interruptions import STOPPED, Stopped
 
 COMMANDS = {path.stem.rstrip("_"): path for path in sorted((Path(__file__).with_name("commands")).glob("[!_]*.py"))}

@@ -43,9 +43,9 @@ from engine.progress import span
 from engine.training.interruptions import STOPPED
 
 if TYPE_CHECKING:
-    from bench.checkpoints import LoadedCheckpoint
     from bench.options import ClusterOptions, EvaluationOptions, PretrainOptions
     from bench.results.record import Result
+    from bench.run.checkpoints import LoadedCheckpoint
     from bench.run.prepare import Job
 
 FOLDER, SUBMISSION = "cluster", "submission.json"  # OUT/cluster, and a file of each submission
@@ -313,7 +313,7 @@ def launch(options: Launched, tasks_of: Callable[[Launched, set[str]], list[Task
 
     tasks_of: the tasks to submit, by the options and the result files that jobs which wait or run will write.
     """
-    from bench.names import check_writable
+    from bench.options import check_writable
 
     out = options.out
     if not shutil.which("sbatch"):

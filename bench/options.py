@@ -1,15 +1,21 @@
-"""The options of commands and of the Python API: dataclasses, whose fields the command line turns into its options.
+"""The options of commands and of the Python API: dataclasses, whose fields the command line turns into its options, and
+checks of what their values name, before any work: folders, devices, image sets and checkpoints.
 
-Everything imports this file: nothing heavy is imported here.
+Everything imports this file: nothing heavy is imported here, apart from torch for `--device`.
 """
 
 import dataclasses
+import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from shlex import quote
+from tempfile import TemporaryFile
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from engine.errors import UserError, command
+from engine.errors import UserError, command, in_one_line, option
+from engine.extensions import extensions
 from engine.settings import (
     Fraction,
     ImageShape,
@@ -18,6 +24,7 @@ from engine.settings import (
     PositiveInt,
     Validated,
     annotations,
+    named_values,
     validate,
 )
 
@@ -242,3 +249,118 @@ def cluster_of(options: OnCluster) -> OnCluster | None:
         if not re.fullmatch(r"[a-z][a-z-]*(=.+)?", text):
             raise UserError("slurm", "write KEY=VALUE as sbatch knows it, such as constraint=a100", text)
     return dataclasses.replace(options, processes=options.processes or options.gpus or 1)
+
+
+def check_writable(out: Path, argument: str = "out") -> None:
+    """Create the folder if it does not exist, and try to write into it. UserError for `argument` if that fails."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise _out_error(out, error, argument) from error
+
+
+def _out_error(out: Path, error: OSError, argument: str = "out") -> UserError:
+    return UserError(argument, in_one_line(OSError(error.errno, error.strerror, str(out))))
+
+
+def check_new_export(out: Path) -> None:
+    """ValueError, naming --out, if an export could not be written to the folder `out`; nothing is left behind."""
+    try:
+        has_files = out.exists() and any(out.iterdir())
+        nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+        with TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise _out_error(out, error) from error
+    if has_files and not (out / "config.json").exists():
+        raise UserError("out", "this folder is not empty and not an export: choose a new one", out)
+
+
+def ready_device(text: str, compiled: bool) -> str:
+    """`chosen_device`, after a check that torch.compile works there if `compiled`. ValueError if it does not."""
+    device = chosen_device(text)
+    if compiled:
+        from engine.precision import check_compiler
+
+        check_compiler(device)
+    return device
+
+
+def chosen_device(text: str) -> str:
+    """`auto` -> "cuda" or "cpu"; otherwise `text` itself. ValueError for a device that this machine lacks."""
+    import torch
+
+    if text == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise UserError("device", "choose auto, cpu, cuda or cuda:N", text) from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError("device", "choose auto, cpu, cuda or cuda:N", text)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("device", f"torch sees no GPU here; use {option('device', 'cpu')}, or see `bench doctor`", text)
+    if device.index is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("device", f"each process takes the GPU of its local rank; use {option('device', 'cuda')}", text)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError("device", f"there are {torch.cuda.device_count()} GPUs, numbered from 0", text)
+    return text
+
+
+def with_names(references: Sequence[str], names: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Each reference of `--checkpoint` with its name; None without `--name`. ValueError for another number of names."""
+    if names and len(names) != len(references):
+        raise UserError(
+            "names", f"{len(names)} names for {len(references)} checkpoints; give one for each, in their order"
+        )
+    return list(zip(references, names or (None,) * len(references), strict=True))
+
+
+def absent_images(url: str) -> Path | None:
+    """The path in `SCHEME:PATH` of images if it does not exist; None if it exists, or if the URL has no path."""
+    from imagesets.sets import URL_OPTIONS
+
+    scheme, _, path = URL_OPTIONS.sub("", url).partition(":")
+    return _absent(path) if any(scheme in extensions(kind) for kind in ("imagesets", "layouts")) else None
+
+
+def absent_file(reference: str) -> Path | None:
+    """The path in a reference to a checkpoint, PATH or IMPORTER:PATH, if it does not exist; None otherwise."""
+    from checkpoints.import_options import TIMM_SCHEMES
+
+    scheme, colon, path = reference.partition(":")
+    if colon and scheme in TIMM_SCHEMES:
+        return None
+    return _absent(path if colon and scheme in extensions("importers") else reference)
+
+
+def _absent(text: str) -> Path | None:
+    """The path if it is not empty and does not exist; else None."""
+    path = Path(text).expanduser()
+    return path if text and not path.exists() else None
+
+
+def named_url(text: str) -> tuple[str, str]:
+    """The name and the URL of `--data NAME=URL`. ValueError, with an example, for another form."""
+    ((name, url),) = named_values([text], "data", f"NAME=URL, for example {quote(example(text))}").items()
+    return name, url
+
+
+def example(url: str) -> str:
+    """What a URL or a path without a name probably means: `/tmp/x` -> `x=folder:/tmp/x`."""
+    scheme, colon, _ = url.partition(":")
+    if colon and scheme.isalnum():
+        return f"{name_from(url)}={url}"
+    if "/" in url or Path(url).is_dir():
+        return f"{name_from(url) or 'images'}=folder:{url}"
+    return "digits=digits:"
+
+
+def name_from(url: str) -> str:
+    """A name for the image set at a URL or path: the last part of the path, or the scheme if there is no path."""
+    from imagesets.sets import URL_OPTIONS
+
+    scheme, colon, path = URL_OPTIONS.sub("", url).partition(":")
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", Path(path if colon else url).name) or (scheme if colon else "")

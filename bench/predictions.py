@@ -21,8 +21,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from bench.names import ready_device
-from bench.options import Options
+from bench.options import Options, ready_device
 from bench.results.heads import HeadFile
 from bench.run.suites import catalogue
 from checkpoints.export import read_tensors

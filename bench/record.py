@@ -28,7 +28,6 @@ from bench.results.record import (
 )
 from bench.results.store import StoredResult
 from bench.run.suites import catalogue
-from bench.settings import setting_text
 from bench.statistics import intervals
 from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import COST, is_export
@@ -45,6 +44,7 @@ from engine.files import (
 )
 from engine.machine import git_commit, installed
 from engine.printing import counted, printable
+from engine.settings import setting_text
 from engine.tasks import Score, resampled
 from pretrain.loop.records import LOG
 

@@ -16,7 +16,7 @@ from math import isnan, nan
 from pathlib import Path
 from typing import NoReturn
 
-from bench.names import absent_file, absent_images, check_writable
+from bench.options import absent_file, absent_images, check_writable
 from bench.pretraining.recipes import changed_recipe
 from bench.published.values import (
     LOG,
@@ -34,7 +34,6 @@ from bench.results.record import Result, interval_decimals, number_with_interval
 from bench.results.store import StoredResult
 from bench.run.prepare import named_urls, open_data
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
-from bench.settings import named_values
 from checkpoints.export import is_export
 from checkpoints.frozen import SCHEME
 from checkpoints.import_options import TIMM_SCHEMES
@@ -44,6 +43,7 @@ from engine.extensions import load_extension, source_files, warn_of
 from engine.files import write_atomic
 from engine.printing import did_you_mean, in_markdown, markdown_table, printable, say
 from engine.printing import table as text_table
+from engine.settings import named_values
 from engine.tasks import Workspace
 
 TODAY = "today"  # name of the plan of these weights: timm's copies where it has any, else what to look for

@@ -29,11 +29,11 @@ from small_trainings import (
 from torch import nn
 
 import bench
-from bench.settings import meanings
 from checkpoints.export import ViTExport
 from checkpoints.vit import skip_init
 from engine.extensions import load_extension, source_files
 from engine.seeding import AUGMENT, seeded
+from engine.settings import meanings
 from pretrain.loop.exporting import exports_in
 from pretrain.loop.images import MicroBatches, load_micro_batches
 from pretrain.loop.learning import Learning

@@ -13,13 +13,13 @@ from own_networks import write_networks
 from PIL import Image
 from slow_clock import slow_clock
 
-from bench.index import FILE, write_index
+from bench.run.index import FILE, write_index
 from bench.run.outcomes import checked
 from bench.run.suites import catalogue
-from bench.settings import changed, meanings, setting_text
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load, load_frozen
 from engine.extensions import load_extension, source_files
+from engine.settings import changed, meanings, setting_text
 from engine.tasks import Outcome, Task, Workspace, resamples_of, settings_of
 from engine.work import Scale
 from imagesets.sets import open_set

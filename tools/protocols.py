@@ -1,5 +1,5 @@
 """`python -m tools.protocols` records versions and digests of all protocols, prints changes, writes the index of
-bench/index.py and docs/protocols.md.
+bench/index.json and docs/protocols.md.
 
 `tests/golden/protocols.json` maps a protocol to [version, digest of its settings]. tests/test_task_contract.py compares
 it with the code, so that no setting changes unnoticed. docs/protocols.md lists every protocol with its version, suites,
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bench.index import FILE, write_index
+from bench.run.index import FILE, write_index
 from bench.run.suites import KINDS
 from engine.errors import on_command_line
 from engine.extensions import FOLDERS, load_extension, source_files

@@ -11,8 +11,8 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 
 from bench.results.record import Result
-from bench.settings import meanings
 from engine.files import write_atomic
+from engine.settings import meanings
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 START, END = "<!-- fields: python -m tools.result_fields -->\n", "<!-- end of fields -->\n"

@@ -23,18 +23,18 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from bench.index import choices_of
 from bench.pretraining.recipes import recipe_summary
 from bench.published.values import LOG, published_values
 from bench.record import bibtex_entries, cited, stored_results
 from bench.reports.drawing import svg_of
 from bench.reports.figures import training_figure
 from bench.reports.leaderboard import Leaderboard, cell_text, leaderboard_of
-from bench.settings import meanings, setting_text
+from bench.run.index import choices_of
 from bench.site import about, training_log, write_site
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY
 from engine.extensions import load_extensions
+from engine.settings import meanings, setting_text
 from pretrain.recipe import Recipe
 from tools.board import Record, companion_file
 

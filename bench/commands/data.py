@@ -73,7 +73,7 @@ def run(options: Options) -> int:
 
 def get(name: str | None, out: Path | None) -> int:
     """Download a set, after printing its size, its licence and its `--data` URLs; without a name, list the sets."""
-    from bench.names import check_writable
+    from bench.options import check_writable
 
     if name is None:
         for set_name, (megabytes, licence, page) in OFFERED.items():

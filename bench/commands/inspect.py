@@ -31,7 +31,7 @@ class Options(ImportOptions, CommandOptions):
 def run(options: Options) -> int:
     """0: the recorded activations are reproduced; 1: they are not, first at the place that is printed."""
     check_reference(options.checkpoint)  # before torch is imported
-    from bench.checkpoints import load_export
+    from bench.run.checkpoints import load_export
     from engine.printing import say
 
     _, export = load_export(options.checkpoint, options_from(options, ImportOptions))
@@ -45,8 +45,8 @@ def run(options: Options) -> int:
 
 def export_lines(export: "ViTExport") -> Iterator[str]:
     """Lines that describe the network, the origin of its weights, and which tensors of the source were used."""
-    from bench.checkpoints import epochs_of
     from bench.results.record import TrainingCost
+    from bench.run.checkpoints import epochs_of
     from checkpoints.flops import forward_flops
     from engine.printing import millions
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from bench.index import ProtocolEntry, TaskEntry, choices_of, suites_of, task_entries, with_choices
 from bench.options import CommandOptions, Positional
-from bench.settings import setting_text
+from bench.run.index import ProtocolEntry, TaskEntry, choices_of, suites_of, task_entries, with_choices
 from engine.errors import UserError, in_one_line
 from engine.extensions import (
     Extension,
@@ -19,6 +18,7 @@ from engine.extensions import (
     warn_of,
 )
 from engine.printing import did_you_mean, say, table
+from engine.settings import setting_text
 
 # Name on the command line -> kind of extension.
 SECTIONS = {

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from bench.names import check_names, chosen_device
-from bench.options import EvaluationOptions
+from bench.options import EvaluationOptions, chosen_device
+from bench.run.index import check_names
 from engine.printing import say
 
 EPILOG = """examples:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from bench.names import check_names
 from bench.options import EvaluationOptions, cluster_of
+from bench.run.index import check_names
 
 EPILOG = """examples:
   bench run --checkpoint timm:vit_small_patch16_224.dino pixels:32 --suite smoke --out results

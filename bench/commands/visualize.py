@@ -6,11 +6,10 @@ from typing import Literal
 
 from bench.options import CommandOptions, Positional
 from bench.reports.kinds import KINDS
-from bench.settings import named_values
 from engine.errors import UserError
 from engine.extensions import one_line
 from engine.printing import did_you_mean, say
-from engine.settings import NonNegativeInt, PositiveInt
+from engine.settings import NonNegativeInt, PositiveInt, named_values
 
 CURVES = "curves"  # shows results and trainings; all other kinds show images
 DESCRIPTIONS = {name: one_line(path) for name, path in KINDS.items()}
@@ -80,7 +79,7 @@ def run(options: Options) -> int:
 
 def _write_figures(options: Options) -> int:
     """Draw curves in every format."""
-    from bench.names import check_writable
+    from bench.options import check_writable
     from bench.reports.drawing import figure_bytes
     from bench.reports.figures import paper_figures
     from bench.results.record import check_folder

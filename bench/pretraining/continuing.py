@@ -18,10 +18,10 @@ from bench.pretraining.recipes import (
     published_recipe,
     values_by_path,
 )
-from bench.settings import changed, replaced, setting_text, setting_value, types_of
 from checkpoints.spec import ViTSpec
 from engine.errors import UserError
 from engine.printing import in_words
+from engine.settings import changed, replaced, setting_text, setting_value, types_of
 from pretrain.loop.initial_weights import SIZES, InitialWeights
 from pretrain.recipe import Recipe
 

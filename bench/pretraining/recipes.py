@@ -10,10 +10,10 @@ from functools import reduce
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.settings import alternatives, changed, meanings, read_changes, setting_text, types_of
 from engine.errors import UserError
 from engine.extensions import load_extension, source_files
 from engine.printing import did_you_mean
+from engine.settings import alternatives, changed, meanings, read_changes, setting_text, types_of
 from pretrain.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from bench.names import absent_images, example, ready_device
-from bench.options import PretrainOptions, argv_of
+from bench.options import PretrainOptions, absent_images, argv_of, example, ready_device
 from bench.pretraining.continuing import FROZEN_FROM, recipe_for
 from bench.pretraining.recipes import (
     ChosenRecipe,
@@ -27,13 +26,13 @@ from bench.pretraining.recipes import (
     values_by_path,
 )
 from bench.results.record import TrainingCost
-from bench.settings import setting_text
 from checkpoints.export import ViTExport
 from engine.distributed import World, start_world
 from engine.errors import UserError, in_one_line, option, spelled
 from engine.extensions import extension_of
 from engine.optional import require
 from engine.printing import millions, say
+from engine.settings import setting_text
 from engine.tasks import OpenedSets, Outcome, Task, Workspace
 from engine.training.interruptions import STOPPED
 from imagesets.sets import ImageSet, open_set, splits_of

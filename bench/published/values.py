@@ -18,8 +18,8 @@ from math import sqrt
 from pathlib import Path
 
 from bench.results.record import DataUsed, Result
-from bench.settings import setting_text
 from engine.printing import did_you_mean
+from engine.settings import setting_text
 
 LOG = "training log"  # stands for a protocol where the cost of a pretraining is measured
 # Units of metrics that are not percentages.

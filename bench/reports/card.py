@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from bench.checkpoints import default_name, describe, epochs_of
-from bench.names import check_writable
+from bench.options import check_writable
 from bench.published.values import SETS
 from bench.reports.leaderboard import Cell, cell_text, leaderboard_of
 from bench.results.record import CheckpointUsed, DataUsed, Result, TrainingCost, pixels_text
 from bench.results.store import comparable_results
-from bench.settings import named_values
+from bench.run.checkpoints import default_name, describe, epochs_of
 from checkpoints.export import CARD, CARD_MARK, COST, EVALUATIONS, ViTExport, is_card, is_export
 from checkpoints.runs import EXPORT, is_run
 from checkpoints.spec import ViTSpec
 from engine.errors import UserError
 from engine.files import digest, read_json, write_atomic
 from engine.printing import in_markdown, markdown_table, millions, printable
+from engine.settings import named_values
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult

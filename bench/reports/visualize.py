@@ -21,12 +21,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from bench.checkpoints import checked_name, default_name, load_export
-from bench.names import with_names
-from bench.options import Checked
+from bench.options import Checked, with_names
 from bench.reports.kinds import KINDS
 from bench.reports.pictures import Format, Panel, Spot, encoded
-from bench.settings import changed, read_changes
+from bench.run.checkpoints import checked_name, default_name, load_export
 from checkpoints.backbone import Backbone, Features
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
@@ -35,7 +33,7 @@ from engine.files import write_atomic
 from engine.printing import did_you_mean
 from engine.progress import with_progress
 from engine.seeding import AUGMENT, seeded
-from engine.settings import NonNegativeInt, PositiveInt
+from engine.settings import NonNegativeInt, PositiveInt, changed, read_changes
 from imagesets.decoding import UnreadableImage, decode_rgb, read_bytes
 from imagesets.selection import evenly_spaced
 from imagesets.sets import SPLITS, ImageSet, Split, open_set, parse_url, splits_of

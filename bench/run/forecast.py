@@ -9,8 +9,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from bench.names import ready_device
-from bench.options import EvaluationOptions
+from bench.options import EvaluationOptions, ready_device
 from bench.published.values import SETS
 from bench.results.record import DataUsed
 from bench.run.calibration import Machine, measurements

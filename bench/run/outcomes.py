@@ -7,8 +7,8 @@ from math import isfinite
 
 import numpy as np
 
-from bench.checkpoints import LoadedCheckpoint
 from bench.results.record import MetricRecord, Result, images_seen, number_text
+from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.prepare import Job
 from bench.statistics import intervals
 from engine.errors import in_one_line

@@ -11,11 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoints import LoadedCheckpoint
-from bench.names import ready_device
-from bench.options import EvaluationOptions
+from bench.options import EvaluationOptions, ready_device
 from bench.results.heads import write_head
 from bench.results.record import Result, failure_path, record
+from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.forecast import announcement
 from bench.run.outcomes import arrays_of, result_line, result_of
 from bench.run.prepare import (

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
-from bench.index import is_stored, stored_index
-from bench.settings import changed, read_changes
+from bench.run.index import is_stored, stored_index
 from engine.errors import UserError, in_one_line
 from engine.extensions import Extension, extensions, import_extension, refused_plugins
 from engine.printing import did_you_mean
-from engine.settings import check_fields
+from engine.settings import changed, check_fields, read_changes
 from engine.tasks import AS_REPORTED, Protocol, SelectOn, Task, settings_of, with_reported
 
 KINDS = ("probes", "downstream")

@@ -4,8 +4,8 @@ from dataclasses import dataclass, fields, make_dataclass
 
 import pytest
 
-from bench.settings import meanings
 from engine.printing import table
+from engine.settings import meanings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,11 +16,11 @@ from made_results import any_board, harmless, made_checkpoint, made_result, save
 from written import contents
 
 from bench.__main__ import main
-from bench.checkpoints import describe
 from bench.cli import parsed
 from bench.record import SUMS, check_record, derived_files, number_differences, rerun_script
 from bench.reports.card import CardSubject, Publication, without_folders
 from bench.results.record import DataUsed, ProtocolUsed, Result, read_result
+from bench.run.checkpoints import describe
 from bench.run.outcomes import arrays_of, metric_records
 from bench.run.suites import catalogue
 from bench.site import about

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bench.run.suites import ChosenProtocol, changed_protocols
-from bench.settings import changed, read_changes
 from engine.printing import MAX_LISTED, did_you_mean
+from engine.settings import changed, read_changes
 from engine.tasks import ADDED, Protocol, Task, settings_of
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from bench.commands.list import about
-from bench.names import refuse_unknown
 from bench.published.values import LOG, published_values
+from bench.run.index import refuse_unknown
 from bench.run.suites import catalogue, changed_protocols, choose_protocols
 
 # Paper -> method, architecture and pretraining images of most of its tables.

@@ -9,8 +9,8 @@ import pytest
 from small_trainings import digits, same, trainer
 from written import contents
 
-from bench.checkpoints import load_checkpoint
 from bench.run import runner
+from bench.run.checkpoints import load_checkpoint
 from checkpoints.export import ViTExport
 
 NAMES = {"name": "dino-smoke", "recipe": "smoke"}

@@ -12,8 +12,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import precision_recall_curve
 from toy_exports import one_block_export
 
-from bench.checkpoints import LoadedCheckpoint
 from bench.results.record import CheckpointUsed, DataUsed
+from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.outcomes import checked, metric_records
 from bench.run.prepare import plan_jobs, refused_sets
 from bench.run.suites import catalogue, choose_protocols

@@ -1,11 +1,12 @@
 """The index of protocols: what lists and checks of names need of the task files, without importing them and torch.
+Also the checks of what `--suite`, `--data` and `--checkpoint` name, before torch is imported.
 
 index.json holds an entry for each task file of this package, with the file's digest; `python -m tools.protocols` writes
 it, and a test compares it with the code. A file that is not in it as it is, or is a plugin's, is imported.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
@@ -13,11 +14,14 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from bench.settings import alternatives, meanings, setting_text, types_of
+from bench.options import absent_images, named_url
+from engine.errors import UserError
 from engine.extensions import Extension, extensions, import_extension, refused_plugins
 from engine.files import read_json, sha256_of_file, write_atomic
+from engine.printing import did_you_mean
+from engine.settings import alternatives, meanings, setting_text, types_of
 
-FILE = Path(__file__).with_name("index.json")
+FILE = Path(__file__).parents[1] / "index.json"
 KINDS = ("probes", "downstream")
 
 
@@ -86,6 +90,49 @@ def suites_of(entries: Iterable[TaskEntry]) -> dict[str, list[str]]:
             for suite in protocol.suites:
                 suites[suite].append(name)
     return dict(suites)
+
+
+def refuse_unknown(suite: str) -> None:
+    """ValueError for a word of `--suite` that is the name of no suite, task or protocol.
+
+    Nothing is refused if a task file is not in the index, since its names are known only when it is imported.
+    """
+    tasks = [extension for kind in KINDS for extension in extensions(kind).values()]
+    if not all(map(is_stored, tasks)):
+        return
+    index = stored_index()
+    names = {*suites_of(index.values()), *index, *(name for entry in index.values() for name in entry.protocols)}
+    words = names | {name.partition("@")[0] for name in names}
+    for word in filter(None, map(str.strip, suite.split(","))):
+        if word not in words:
+            raise UserError(
+                "suite",
+                f"no suite, task or protocol {word!r}{did_you_mean(word, sorted(words), '`bench list --protocols`')}",
+            )
+
+
+def check_names(checkpoints: Sequence[str], suite: str, data: Sequence[str]) -> None:
+    """ValueError for the first name that is certainly unknown; the rest is checked later, when torch is loaded."""
+    from checkpoints.import_options import check_reference
+    from imagesets.sets import open_set, parse_url
+
+    refuse_unknown(suite)
+    layouts = extensions("layouts")
+    for text in data:
+        _, url = named_url(text)
+        if url.partition(":")[0].removeprefix("tiny-") in layouts:
+            continue
+        try:
+            parse_url(url, dict.fromkeys(layouts, "ROOT") | {f"tiny-{layout}": "" for layout in layouts})
+            if absent_images(url):
+                open_set(url, "train")  # raises the scheme's own message about what is missing
+        except ValueError as error:
+            raise UserError("data", str(error).removeprefix(f"{url}: "), text) from error
+    for reference in checkpoints:
+        try:
+            check_reference(reference)
+        except ValueError as error:
+            raise UserError("checkpoint", str(error), reference) from error
 
 
 def entry_of(extension: Extension) -> TaskEntry:
