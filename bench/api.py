@@ -266,7 +266,7 @@ def evaluate(
 
     checkpoint, statistics, forward: as for `load`. image_size: side of the images in pixels, or height and width; None:
     that of the checkpoint's published evaluation; dense tasks keep their protocol's. protocol: such as "knn@dino"
-    (`bench list --protocols`). data: "NAME=URL", or a URL alone, whose last part is then the name:
+    (`bench list protocols`). data: "NAME=URL", or a URL alone, whose last part is then the name:
     "folder:/data/cifar10" is "cifar10". Or a pair (train, val) of datasets like torchvision's, whose items are an image
     and its label.
     images, labels: arrays or lists, of which a fifth of each class is held out for validation, or pairs (train, val) of
@@ -607,7 +607,7 @@ def pretrain(
 ) -> "ViTExport":
     """Pretrain an encoder with a method's recipe in the folder `out`, as `bench pretrain` does; returns the encoder.
 
-    recipe: one of the method's (`bench list --recipes`), or, with `init`, None to adapt one to it. images: a
+    recipe: one of the method's (`bench list recipes`), or, with `init`, None to adapt one to it. images: a
     URL. settings: changes of recipe, method or encoder, such as {"epochs": 100, "schedule.warmup": 5}. init: a
     checkpoint that the encoder starts from, as for `bench pretrain --init`; freeze_first_epochs: number of epochs in
     which only the other parameters train. resume: continue the training in `out`, or start it. shuffle_window: shards

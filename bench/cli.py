@@ -34,7 +34,6 @@ from engine.training.interruptions import STOPPED, Stopped
 COMMANDS = {path.stem.rstrip("_"): path for path in sorted((Path(__file__).with_name("commands")).glob("[!_]*.py"))}
 METAVAR = re.compile(r"([A-Z][A-Z0-9/.=]*): (.*)")  # a comment that begins with the placeholder of the value
 PATIENCE = 1.0  # seconds for another process to print its error: torchrun ends all processes when the first one ends
-MAX_SUGGESTED = 4  # a message names the commands that have an option if there are no more than these
 PURPOSE = "Measures how good a self-supervised Vision Transformer is."
 EPILOG = """examples:
   bench demo                                                       no data, no network
@@ -45,15 +44,11 @@ EPILOG = """examples:
 """
 
 
-class UsageError(ValueError):
-    """Words that argparse does not take."""
-
-
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
+        raise ValueError(f"{message} (see {self.prog} --help)")
 
     def refuse_unknown(self, words: Sequence[str]) -> None:
         """ValueError for an unknown option, before argparse complains that the option it was meant to be is missing."""
@@ -61,12 +56,7 @@ class Parser(argparse.ArgumentParser):
         known = [name for name in self._option_string_actions if name.startswith("--")]
         for option in options[: options.index("--") if "--" in options else None]:
             if option not in known:
-                commands = commands_with(option)
-                if 0 < len(commands) <= MAX_SUGGESTED:
-                    hint = f"; it is an option of {', '.join(commands)}"
-                else:
-                    hint = did_you_mean(option, known, f"`{self.prog} --help`")
-                raise ValueError(f"no option {option}{hint}")
+                raise ValueError(f"no option {option}{did_you_mean(option, known, f'`{self.prog} --help`')}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,15 +127,12 @@ def with_dashes(argv: Sequence[str]) -> list[str]:
 
 def parsed(argv: Sequence[str]) -> tuple[ModuleType, Any]:
     """The module of the command that `argv` names, and its options."""
-    try:
-        arguments = parser_for(argv, with_help=bool({"-h", "--help"} & set(argv))).parse_args(argv)
-    except UsageError:  # once more with the help, whose placeholders such as METHOD the message then uses
-        arguments = parser_for(argv, with_help=True).parse_args(argv)
+    arguments = parser_for(argv).parse_args(argv)
     module = command_module(arguments.command)
     return module, options_from(arguments, module.Options)
 
 
-def parser_for(argv: Sequence[str], with_help: bool) -> Parser:
+def parser_for(argv: Sequence[str]) -> Parser:
     """A parser for the command that `argv` names, with its options.
 
     No other command is imported; the other files are read, for the overview, only if `argv` does not begin with a
@@ -174,20 +161,9 @@ def parser_for(argv: Sequence[str], with_help: bool) -> Parser:
         )
         if name == requested:
             command.epilog = getattr(command_module(name), "EPILOG", "")
-            add_options(command, command_module(name).Options, with_help)
+            add_options(command, command_module(name).Options)
             command.refuse_unknown(argv[argv.index(name) + 1 :])
     return parser
-
-
-def commands_with(option: str) -> list[str]:
-    """The commands that have an option, as `bench NAME`."""
-    commands = []
-    for name in COMMANDS:
-        kind = command_module(name).Options
-        hints = annotations(kind)
-        if any(option in flags_of(field, hints[field.name]) for field in fields(kind)):
-            commands.append(f"bench {name}")
-    return commands
 
 
 def command_module(name: str) -> ModuleType:
@@ -195,12 +171,9 @@ def command_module(name: str) -> ModuleType:
     return importlib.import_module(f"bench.commands.{COMMANDS[name].stem}")
 
 
-def add_options(parser: argparse.ArgumentParser, kind: type, with_help: bool) -> None:
-    """Add the fields of a dataclass as options; those that a base class with a GROUP defines are grouped under it.
-
-    with_help: read their comments as help, which takes 0.05 s.
-    """
-    hints, texts = annotations(kind), meanings(kind) if with_help else {}
+def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
+    """Add the fields of a dataclass as options; those that a base class with a GROUP defines are grouped under it."""
+    hints, texts = annotations(kind), meanings(kind)
     remaining = {field.name: field for field in fields(kind)}
     for ancestor in kind.__mro__:
         group = parser.add_argument_group(vars(ancestor)["GROUP"]) if "GROUP" in vars(ancestor) else parser

@@ -6,18 +6,15 @@ import importlib.util
 import io
 import os
 import platform
-import shutil
 import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 from bench.options import CommandOptions
 from engine import blas_kernel
-from engine.errors import in_one_line, memory_limit
-from engine.extensions import FOLDERS, extensions, import_extension, refused_plugins
-from engine.machine import cores, cpu_model, installed, memory_bytes
+from engine.errors import in_one_line
+from engine.machine import cores, cpu_model, installed
 from engine.optional import OPTIONAL, install_command, is_lacking
 from engine.printing import counted, say, table
 
@@ -43,7 +40,7 @@ Line = tuple[str, str, str, str]  # ok, note, missing, or MISSING if bench run n
 def run(options: Options) -> int:
     """0: `bench run` works in this environment; 1: something that it needs is missing."""
     rows, is_usable = [], True
-    for check in (libraries, operators, devices, faiss, mmcv, optional, plugins, machine):
+    for check in (libraries, operators, devices, faiss, mmcv, optional):
         try:
             lines = list(check())
         except Exception as error:  # broken imports are why people run doctor
@@ -68,10 +65,7 @@ def quietly_imported(name: str) -> ModuleType | str:
 
 
 def _reason(error: Exception) -> str:
-    # Not `in_one_line`, whose message would advise to run doctor.
-    if "failed to map segment" in str(error) and (limit := memory_limit()):
-        return f"{' '.join(str(error).split())}; {limit}"
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"  # `in_one_line` would advise to run doctor
 
 
 def libraries() -> Iterator[Line]:
@@ -82,7 +76,7 @@ def libraries() -> Iterator[Line]:
             yield "ok", package, version or "version unknown", ""
         else:
             text = f"{version} is installed but cannot be imported" if version else "not installed"
-            yield "MISSING", package, f"{text}: {module}", "a higher limit" if "(ulimit " in module else fix
+            yield "MISSING", package, f"{text}: {module}", fix
 
 
 def operators() -> Iterator[Line]:
@@ -112,6 +106,10 @@ def devices() -> Iterator[Line]:
         yield "ok", f"cuda:{index}", f"{torch.cuda.get_device_name(index)}, {memory:.0f} GiB", ""
     if not count:
         yield "note", "gpu", "torch sees none; everything runs on the CPU", ""
+    threads = torch.get_num_threads()
+    text = f"{cpu_model()}, {counted(cores(), 'usable core')}, torch uses {counted(threads, 'thread')}"
+    too_many = threads > cores()
+    yield "note" if too_many else "ok", "cpu", text, f"export OMP_NUM_THREADS={cores()}" if too_many else ""
 
 
 def faiss() -> Iterator[Line]:
@@ -167,34 +165,3 @@ def optional() -> Iterator[Line]:
         else:
             fix = "use Python 3.12, this one has no wheels" if is_lacking(name) else install_command(name)
             yield "note", package, f"not installed; for {feature}", fix
-
-
-def plugins() -> Iterator[Line]:
-    found = [extension for kind in FOLDERS for extension in extensions(kind).values() if extension.plugin]
-    left_out = {extension: reason for kind in FOLDERS for extension, reason in refused_plugins(kind).items()}
-    if found:
-        from bench.run.suites import catalogue
-
-        # Tasks can also clash by the names of their protocols and suites.
-        left_out |= {task: reason for task, reason in catalogue().broken.items() if task.plugin}
-    for plugin in [plugin for plugin in found if plugin not in left_out]:
-        try:
-            import_extension(plugin)
-            yield "ok", "plugin", plugin.title, ""
-        except ValueError as error:
-            left_out[plugin] = in_one_line(error)
-    for plugin, reason in left_out.items():
-        fix = f"repair it, or: pip uninstall {plugin.plugin.split()[0]}"
-        yield "note", "plugin", f"{plugin.title} is left out: {reason}", fix
-
-
-def machine() -> Iterator[Line]:
-    torch = quietly_imported("torch")
-    threads = 0 if isinstance(torch, str) else torch.get_num_threads()
-    text = f"{cpu_model()}, {counted(cores(), 'usable core')}, torch uses {counted(threads, 'thread')}"
-    if threads > cores():
-        yield "note", "cpu", text, f"export OMP_NUM_THREADS={cores()}"
-    else:
-        yield "ok", "cpu", text, ""
-    yield "ok", "disk", f"{shutil.disk_usage(Path.cwd()).free / 2**30:.0f} GiB free at {Path.cwd()}", ""
-    yield "ok", "memory", f"{memory_bytes() / 2**30:.1f} GiB", ""

@@ -8,7 +8,7 @@ from itertools import chain
 
 from bench.options import CommandOptions, Positional
 from bench.run.index import ProtocolEntry, TaskEntry, choices_of, suites_of, task_entries, with_choices
-from engine.errors import UserError, in_one_line
+from engine.errors import in_one_line
 from engine.extensions import (
     Extension,
     extensions,
@@ -33,8 +33,9 @@ HEADINGS = {"tasks": " (probes, on image sets)", "downstream": " (dense tasks, o
 EPILOG = """examples:
   bench list                          tasks, importers, methods, image sets and layouts
   bench list knn@dino                 a protocol: its source, its settings, their values and what they mean
-  bench list suites                   suites and their protocols
-  bench list --protocols              every protocol with its version and source
+  bench list suites                   the suites
+  bench list protocols                every protocol with its version and source
+  bench list recipes                  every recipe of the methods with its sizes and source
 """
 
 
@@ -42,21 +43,16 @@ EPILOG = """examples:
 class Options(CommandOptions):
     """Options of `bench list`."""
 
-    # NAME: tasks, downstream, importers, methods, imagesets, layouts or suites; or the name of one of these
+    # NAME: tasks, downstream, importers, methods, imagesets, layouts, suites, protocols or recipes; or the name of one
     name: Positional[str | None] = None
-    protocols: bool = False  # list every protocol with its version and source
-    recipes: bool = False  # list the methods' recipes with cost and source
 
 
 def run(options: Options) -> int:
     """Print each name with its one-line description, without importing the files; other listings import them."""
     name = options.name
-    if options.protocols or options.recipes:
-        if name or options.protocols == options.recipes:
-            raise UserError("protocols", "it lists all protocols, --recipes all recipes; those of one: bench list NAME")
-        return _list_protocols() if options.protocols else _list_recipes()
-    if name == "suites":
-        return _list_suites()
+    if name in LISTS:
+        LISTS[name]()
+        return 0
     if name and name not in SECTIONS:
         for entry in about(name):
             say(*entry.split("\n"))  # one entry may fill several lines
@@ -70,19 +66,18 @@ def run(options: Options) -> int:
         say(*table(rows, indent=2))
         warn_of(refused_plugins(SECTIONS[title]))
     if not name:
-        say("suites: bench list suites", "details of any of these, or of a protocol: bench list NAME")
+        say(f"more: bench list {' | '.join(LISTS)}", "details of any of these, or of a protocol: bench list NAME")
     return 0
 
 
-def _list_suites() -> int:
+def _list_suites() -> None:
     entries, broken = task_entries()
     warn_of(broken)
     for suite, names in suites_of(entries.values()).items():
         say(f"{suite}: {len(names)} protocols; to list them: bench list {suite}")
-    return 0
 
 
-def _list_protocols() -> int:
+def _list_protocols() -> None:
     entries, broken = task_entries()
     warn_of(broken)
     say(f"suites: {', '.join(suites_of(entries.values()))}")
@@ -92,10 +87,9 @@ def _list_protocols() -> int:
         rows.append(("", protocol.source))
     say(*table(rows))
     say("NAME_paper is NAME as its source reports it, chosen on the validation images: bench list NAME_paper")
-    return 0
 
 
-def _list_recipes() -> int:
+def _list_recipes() -> None:
     for extension in sorted(extensions("methods").values(), key=lambda extension: extension.key):
         try:
             lines = [f"{extension.key}  {one_line(extension.path)}".rstrip(), *_recipes(extension, indent=2)]
@@ -103,7 +97,9 @@ def _list_recipes() -> int:
             say(f"bench: warning: method {extension.key!r} is left out: {in_one_line(error)}", errors=True)
             continue
         say(*lines)
-    return 0
+
+
+LISTS = {"suites": _list_suites, "protocols": _list_protocols, "recipes": _list_recipes}
 
 
 def _recipes(extension: Extension, indent: int) -> list[str]:
@@ -115,7 +111,7 @@ def _recipes(extension: Extension, indent: int) -> list[str]:
     )
 
 
-LISTED_BY = "`bench list` or `bench list --protocols`"
+LISTED_BY = "`bench list` or `bench list protocols`"
 MAX_VALUE = 40  # characters of a value on a line of a terminal
 TINY = "tiny-"  # before a layout's name: its generated set
 Tasks = Mapping[Extension, TaskEntry]

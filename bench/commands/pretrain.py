@@ -13,7 +13,7 @@ EPILOG = """examples:
   torchrun --nproc-per-node 8 --no-python bench pretrain mae --recipe vit_b --images imagenet:/data --out runs/mae
   bench pretrain mae --recipe vit_b --images imagenet:/data --out runs/mae --cluster slurm --nodes 4 --gpus 8
 
-methods and their recipes: bench list --recipes
+methods and their recipes: bench list recipes
 exit codes: 0 finished; 75 a signal (SIGTERM, SIGUSR1, Ctrl-C) stopped it after it saved its state: add --resume; 2 an
 error
 """

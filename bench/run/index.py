@@ -107,7 +107,7 @@ def refuse_unknown(suite: str) -> None:
         if word not in words:
             raise UserError(
                 "suite",
-                f"no suite, task or protocol {word!r}{did_you_mean(word, sorted(words), '`bench list --protocols`')}",
+                f"no suite, task or protocol {word!r}{did_you_mean(word, sorted(words), '`bench list protocols`')}",
             )
 
 

@@ -17,7 +17,7 @@ from engine.tasks import AS_REPORTED, Protocol, SelectOn, Task, settings_of, wit
 
 KINDS = ("probes", "downstream")
 LAYOUT_IS = "dense tasks name the layout of their scenes, probes none"
-LISTED_BY = "`bench list --protocols`"
+LISTED_BY = "`bench list protocols`"
 
 
 @dataclass(frozen=True, kw_only=True)

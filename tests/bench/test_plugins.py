@@ -9,6 +9,7 @@ from small_exports import make_foreign
 from toy_packages import TOYS, install
 
 from bench.pretraining.recipes import check_method_file
+from bench.run.suites import catalogue
 from checkpoints.resolve import load
 from engine.extensions import (
     FOLDERS,
@@ -125,15 +126,21 @@ def test_two_plugins_of_the_same_name_are_both_left_out(plugins, tmp_path, use_p
     }
 
 
-def test_doctor_reports_every_plugin_as_usable_or_left_out(plugins, bench):
-    _, out, _ = bench("doctor")
-    lines = [line.split(maxsplit=2) for line in out.splitlines()]
-    marks = {words[2].rstrip(): words[0] for words in lines if words[1:2] == ["plugin"]}
-    usable = [f"importer {key!r} of others 2.1" for key in ("clumsy", "layout", "renamed", "touchy")]
-    usable += ["task 'toy' of others 2.1", "method 'mine' of others 2.1"]
-    expected = {f"{title} is left out: {reason}": "note" for title, reason in LEFT_OUT.items()}
-    assert marks == dict.fromkeys(usable, "ok") | expected
-    assert "fix: repair it, or: pip uninstall others" in out
+def test_plugins_that_cannot_be_used_are_left_out_with_the_reason(plugins):
+    left_out = {plugin: reason for kind in FOLDERS for plugin, reason in refused_plugins(kind).items()}
+    left_out |= {task: reason for task, reason in catalogue().broken.items() if task.plugin}
+    usable = []
+    for plugin in [plugin for kind in FOLDERS for plugin in extensions(kind).values() if plugin.plugin]:
+        try:
+            import_extension(plugin)
+            usable += [] if plugin in left_out else [plugin.title]
+        except ValueError as error:
+            left_out.setdefault(plugin, str(error))
+    assert {plugin.title: reason for plugin, reason in left_out.items()} == LEFT_OUT
+    assert {*usable} == {
+        *(f"importer {key!r} of others 2.1" for key in ("clumsy", "layout", "renamed", "touchy")),
+        *("task 'toy' of others 2.1", "method 'mine' of others 2.1"),
+    }
 
 
 def test_list_shows_plugins_with_their_packages(plugins, bench):

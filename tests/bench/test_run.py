@@ -255,7 +255,7 @@ def test_the_leaderboard_command_rebuilds_and_prints(run, bench, out):
 
 
 WRONG = [
-    (["--suite", "nope"], "--suite: | 'nope' | bench list --protocols"),
+    (["--suite", "nope"], "--suite: | 'nope' | bench list protocols"),
     (["--suite", ","], "--suite: it is empty"),
     (["--suite", "broken"], "'broken' of benchtoys 1.0 | ModuleNotFoundError | no_such_library"),
     (["--suite", "toy", "--set", "toy.kk=1"], "--set toy.kk=1: | 'kk' | did you mean 'k'?"),
