@@ -240,7 +240,7 @@ def _difference(result: Result, metric: MetricRecord, arrays: Mapping[str, np.nd
             return f"is not the mean of its values for {counted(images, 'image')}"
         interval = intervals.of_mean(values, metric.unit)[0]
     elif metric.array and not np.isnan(arrays[metric.array]).all():
-        interval = intervals.of_resampled(arrays[metric.array], images)[0]
+        interval = intervals.of_resampled(arrays[metric.array], metric.resampled_units or images)[0]
     return "" if _near(interval or (), metric.interval or ()) else f"has another interval than its values, {interval}"
 
 

@@ -103,6 +103,8 @@ class Metric:
     a metric in "%" they are shares from 0 to 1 (correctness), otherwise they are in its unit.
     resampled: for a metric that is not a mean over images, (R,) values in its unit on the resamples of `resampled`
     below. A metric with neither array has no interval and no paired test.
+    resampled_units: the N of these resamples, if they do not draw from the validation images, but from videos or from
+    the images of another set.
     """
 
     value: float  # in its unit
@@ -110,12 +112,15 @@ class Metric:
     higher_is_better: bool | None = True  # None: neither higher nor lower is better
     per_image: np.ndarray | None = None
     resampled: np.ndarray | None = None
+    resampled_units: int | None = None
     chosen_on_val: bool = False  # whether it is the best of several on the validation images it is reported on
     deviation_of: str | None = None  # metric whose standard deviation over the task's repetitions this is
 
     def __post_init__(self) -> None:
         if self.per_image is not None and self.resampled is not None:
             raise ValueError("a metric has values per image or resampled values, not both")
+        if self.resampled_units is not None and self.resampled is None:
+            raise ValueError(f"resampled_units={self.resampled_units} without resampled values")
         if self.deviation_of is not None and self.higher_is_better is not None:
             raise ValueError(f"the deviation of {self.deviation_of} is neither better: set higher_is_better=None")
 

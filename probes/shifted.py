@@ -476,7 +476,7 @@ def top1_metric(correct: np.ndarray) -> Metric:
         return {"": 100 * (weights @ values) / np.maximum(weights @ counts, 1)}
 
     value = 100 * float(values.sum() / counts.sum())
-    return Metric(value=value, resampled=resampled(accuracy, len(correct))[""])
+    return Metric(value=value, resampled=resampled(accuracy, len(correct))[""], resampled_units=len(correct))
 
 
 def protocol_on_shifts(kind: type[Task], trained: Protocol, version: int, source: str, **shifts: Any) -> Protocol:

@@ -160,6 +160,8 @@ class MetricRecord:
     array: str | None = None  # name of its array in the `.npz` file
     # what that array holds: a value for every validation image, or for every resample of them
     array_over: Literal["images", "resamples"] = "images"
+    # number of units that resamples are drawn from, such as videos; absent where they are the validation images
+    resampled_units: int | None = None
 
     def __str__(self) -> str:
         return number_with_interval(self.value, self.unit, self.interval)
@@ -357,7 +359,11 @@ class Result:
     def to_json(self) -> str:
         """The text of the result file. ValueError for a value that JSON cannot represent (NaN, infinity, an object)."""
         try:
-            return json.dumps(msgspec.to_builtins(self, enc_hook=plain), indent=1, allow_nan=False) + "\n"
+            content = msgspec.to_builtins(self, enc_hook=plain)
+            for metric in content["metrics"].values():
+                if metric.get("resampled_units", "") is None:
+                    del metric["resampled_units"]
+            return json.dumps(content, indent=1, allow_nan=False) + "\n"
         except TypeError as error:
             raise ValueError(f"{self.protocol.name}: a fact is not a JSON value: {error}") from error
 

@@ -79,7 +79,7 @@ def metric_records(outcome: Outcome, images: int) -> tuple[dict[str, MetricRecor
         if metric.per_image is not None:
             interval, method = intervals.of_mean(np.asarray(metric.per_image), metric.unit)
         elif metric.resampled is not None:
-            interval, method = intervals.of_resampled(np.asarray(metric.resampled), images)
+            interval, method = intervals.of_resampled(np.asarray(metric.resampled), metric.resampled_units or images)
         if interval:
             methods.add(method)
         records[name] = MetricRecord(
@@ -91,6 +91,7 @@ def metric_records(outcome: Outcome, images: int) -> tuple[dict[str, MetricRecor
             deviation_of=metric.deviation_of,
             array=_array_of(name, metric)[0],
             array_over="images" if metric.resampled is None else "resamples",
+            resampled_units=metric.resampled_units,
         )
     return records, "; ".join(sorted(methods))
 

@@ -278,21 +278,17 @@ def compare_match(
 
     metric: its name, or ALL; None: the first metric that both have and that can be tested.
     """
+    try:
+        match = match.with_common_seeds()
+    except ValueError as error:
+        return [], [f"{match.group}: {error}"]
     first, second = match.first[0].result, match.second[0].result
     shared = [name for name in first.metrics if name in second.metrics and metric in (None, ALL, name)]
-    testable, untestable = [], []
+    testable = [name for name in shared if first.metrics[name].array and second.metrics[name].array]
     comparisons: list[Comparison] = []
     reasons: list[str] = []
-    for name in shared:
-        meaning, other_meaning = _meaning(first, name), _meaning(second, name)
-        if not (first.metrics[name].array and second.metrics[name].array):
-            untestable.append(name)
-        elif meaning != other_meaning:
-            reasons.append(f"{match.group}: {name}: {meaning} against {other_meaning}")
-        else:
-            testable.append(name)
-    if untestable and not (metric is None and testable):
-        names = untestable if len(untestable) < 5 else [*untestable[:3], f"{len(untestable) - 3} more metrics"]
+    if (alone := [name for name in shared if name not in testable]) and not (metric is None and testable):
+        names = alone if len(alone) < 5 else [*alone[:3], f"{len(alone) - 3} more metrics"]
         reasons.append(f"{match.group}: kept as numbers alone, not for each image: {', '.join(names)}")
     for name in testable:
         try:
@@ -328,12 +324,6 @@ def _seed_test(match: Match, metric: str) -> SeedTest | None:
         return None
     (low, high), p = paired_t(differences)
     return SeedTest(low=float(low), high=float(high), p=p)
-
-
-def _meaning(result: Result, name: str) -> str:
-    """Unit and direction of a metric as text: only numbers that have the same can be subtracted."""
-    better = {True: "higher is better", False: "lower is better", None: "neither is better"}
-    return f"{result.metrics[name].unit or 'no unit'}, {better[result.metrics[name].higher_is_better]}"
 
 
 def _selects(options: Mapping[str, str | None], result: Result) -> bool:

@@ -1,20 +1,20 @@
 """Pairs of results: which of them may be compared, their values for the same images, and the paired test of these.
 
-Two results may be compared if they differ only in the checkpoint; for others a reason is given. Each network sees
+Two results may be compared if they differ only in checkpoint and seed; for others a reason is given. Each network sees
 images of its own size, or both see those of one chosen size, or one sees those of a size that is the other's own.
-Shapes: N images, R resamples.
+Values are averaged over seeds. Shapes: N images, R resamples.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.results.record import SIZE, Result, images_seen, labels_of, short
+from bench.results.record import SIZE, MetricRecord, Result, images_seen, labels_of, short
 from bench.results.store import StoredResult
 from bench.statistics.intervals import averages_to
 from bench.statistics.paired import PairedTest, compare_images, compare_resamples
@@ -27,7 +27,7 @@ class Match:
     """The results of two checkpoints that may be compared."""
 
     group: str  # image set, protocol and changed settings
-    first: tuple[StoredResult, ...]  # one for every seed that both have
+    first: tuple[StoredResult, ...]  # one for every seed, ascending
     second: tuple[StoredResult, ...]  # the same for the other checkpoint
 
     @property
@@ -38,6 +38,15 @@ class Match:
     def identities(self) -> list[list[str]]:
         """The identities of the results of each checkpoint."""
         return [[stored.identity for stored in side] for side in self.sides]
+
+    def with_common_seeds(self) -> "Match":
+        """The results of the seeds that both have, with which both drew the same. ValueError if there is none."""
+        seeds = [{stored.result.seed for stored in side} for side in self.sides]
+        if not (common := seeds[0] & seeds[1]):
+            texts = (" and ".join(map(str, sorted(own))) for own in seeds)
+            raise ValueError(f"no seed in common ({' against '.join(texts)})")
+        first, second = (tuple(stored for stored in side if stored.result.seed in common) for side in self.sides)
+        return replace(self, first=first, second=second)
 
 
 def results_by_label(results: Sequence[StoredResult]) -> dict[str, list[StoredResult]]:
@@ -84,19 +93,22 @@ def match_results(
             reasons.append(f"{protocol}: {_difference(left, right)}")
         for pair in pairs:
             group = max(map(_any, pair), key=lambda result: bool(result.chosen_size)).group
-            if seeds := sorted(pair[0].keys() & pair[1].keys()):
-                one, other = (tuple(side[seed] for seed in seeds) for side in pair)
-                matches.append(Match(group=group, first=one, second=other))
-            else:
-                seeds_of_sides = (" and ".join(map(str, sorted(side))) for side in pair)
-                reasons.append(f"{group}: no seed in common ({' against '.join(seeds_of_sides)})")
+            one, other = (tuple(side[seed] for seed in sorted(side)) for side in pair)
+            matches.append(Match(group=group, first=one, second=other))
     return matches, reasons
 
 
 def paired_test(match: Match, metric: str) -> PairedTest:
     """The paired test of a metric. ValueError, with the reason, if none is possible."""
+    if match.first == match.second:
+        raise ValueError(f"{metric}: the same results on both sides; give those of two checkpoints")
     records = [stored.result.metrics.get(metric) for side in match.sides for stored in side]
-    if all(record and record.array and record.array_over == "resamples" for record in records):
+    if not all(record and record.array for record in records):
+        raise ValueError(f"{metric}: kept as a number alone, not for each image")
+    meanings = dict.fromkeys(_meaning(record) for record in records if record)
+    if len(meanings) > 1:
+        raise ValueError(f"{metric}: {' against '.join(meanings)}")
+    if records[0] and records[0].array_over == "resamples":
         numbers = [float(np.mean([s.result.metrics[metric].value for s in side])) for side in match.sides]
         return compare_resamples((numbers[0], numbers[1]), *_resampled(match, metric))
     first, second = paired_values(match, metric)
@@ -133,14 +145,18 @@ def array_of(stored: StoredResult, metric: str) -> np.ndarray:
 
 
 def _per_image(stored: StoredResult, metric: str) -> np.ndarray:
-    """Values (N,) of a metric in float64. ValueError if it is not a mean over images, or if they were not kept."""
-    record = stored.result.metrics.get(metric)
-    if record is None or record.array is None or record.array_over != "images":
-        raise ValueError(f"{metric}: kept as a number alone, not for each image")
-    values = array_of(stored, metric)
+    """Values (N,) of a metric in float64. ValueError if it is not their mean, or if they were not kept."""
+    record, values = stored.result.metrics[metric], array_of(stored, metric)
     if not averages_to(values, record.value, record.unit):
         raise ValueError(f"{metric}: not the mean of its values for the images, so a paired test does not apply")
     return values.astype(np.float64)
+
+
+def _meaning(record: MetricRecord) -> str:
+    """Unit, direction and kind of values as text: only numbers that have the same can be subtracted."""
+    better = {True: "higher is better", False: "lower is better", None: "neither is better"}
+    kind = {"images": "values of images", "resamples": f"values on resamples of {record.resampled_units or 'images'}"}
+    return f"{record.unit or 'no unit'}, {better[record.higher_is_better]}, {kind[record.array_over]}"
 
 
 BySeed = dict[int, StoredResult]
@@ -190,7 +206,8 @@ def _text(value: Any) -> str:
 
 def _resampled(match: Match, metric: str) -> tuple[list[np.ndarray], int]:
     """Values (R,) of both on resamples, means over seeds; and the number of images."""
-    images = images_seen(match.first[0].result.data, match.first[0].result.limit)
+    first = match.first[0].result
+    images = first.metrics[metric].resampled_units or images_seen(first.data, first.limit)
     if images < 2:
         raise ValueError(f"{metric}: a single image cannot be resampled; evaluate on more images")
     sides = [np.stack([array_of(stored, metric) for stored in side]) for side in match.sides]

@@ -43,7 +43,7 @@ Test = Literal["McNemar, exact", "paired bootstrap", "paired t", "bootstrap over
 class PairedTest:
     """Two checkpoints on the same images; all differences are first - second."""
 
-    images: int
+    images: int  # or what else was resampled, such as videos
     first: float  # the first checkpoint's metric, in its unit, as are `second`, difference and interval
     second: float
     difference: float

@@ -262,7 +262,12 @@ class VideoPropagation(FrozenTask):
         metrics = resampled_metrics(partial(mean_scores, objects, video_of_object), len(by_video))
         return Outcome(
             metrics={
-                name: replace(metric, higher_is_better=not name.endswith("decay")) for name, metric in metrics.items()
+                name: replace(
+                    metric,
+                    higher_is_better=not name.endswith("decay"),
+                    resampled_units=len(by_video) if metric.resampled is not None else None,
+                )
+                for name, metric in metrics.items()
             },
             arrays={"objects": objects, "videos": video_of_object},
             facts=facts,

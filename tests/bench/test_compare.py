@@ -10,8 +10,10 @@ from scipy.stats import ttest_1samp
 
 from bench.reports.leaderboard import write_leaderboard
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed
+from bench.results.store import read_results
 from bench.statistics.compare import Comparison, Comparisons, to_text
 from bench.statistics.compare import compare as compared
+from bench.statistics.matching import Match, paired_test
 from bench.statistics.paired import compare_images
 from engine.files import digest
 
@@ -226,6 +228,23 @@ def test_checkpoints_that_cannot_be_told_apart_share_the_first_place(tmp_path):
     write_leaderboard(tmp_path)
     text = (tmp_path / "leaderboard.md").read_text()
     assert "| a | 3 | 50.00 |" in text and "| b | 1-2 | **62.25** |" in text and "| c | 1-2 | **62.50** |" in text
+
+
+def test_ties_are_tested_on_all_seeds_that_the_numbers_are_means_of(tmp_path):
+    """b is level with a in seed 0 alone."""
+    for seed, correct in enumerate((200, 260, 270)):
+        save(tmp_path, "a", correct, seed=seed)
+    save(tmp_path, "b", 200)
+    write_leaderboard(tmp_path)
+    text = (tmp_path / "leaderboard.md").read_text()
+    assert "| a | 1 | **60.83" in text and "| b | 2 | 50.00 |" in text
+
+
+def test_a_checkpoint_is_not_tested_against_itself(tmp_path):
+    save(tmp_path, "a", 200)
+    (stored,), _ = read_results(tmp_path)
+    with pytest.raises(ValueError, match="the same results on both sides"):
+        paired_test(Match(group="digits/knn@dino", first=(stored,), second=(stored,)), "top1")
 
 
 def test_nothing_is_marked_where_no_paired_test_is_possible(tmp_path):

@@ -1,11 +1,14 @@
 """`bench compare` on mIoU and AP: differences are tested on the same bootstrap samples of images."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from test_compare import left_out, save
+from test_compare import KNN, left_out, save
 
 from bench.reports.leaderboard import write_leaderboard
 from bench.results.record import MetricRecord, read_arrays, read_result, result_files
+from bench.statistics.compare import compare as compared
 from engine.tasks import MAX_RESAMPLES
 
 pytestmark = pytest.mark.slow
@@ -14,13 +17,25 @@ GENERATOR = np.random.default_rng(0)
 SHARED = GENERATOR.normal(size=MAX_RESAMPLES)  # the influence of the resampled images, the same on every network
 
 
-def save_dense(out, name, miou, resamples=MAX_RESAMPLES, **fields):
-    """Save a result with this mIoU, and values near it on resamples."""
-    metric = MetricRecord(value=miou, array="mIoU_resampled", array_over="resamples")
+def save_dense(out, name, miou, resamples=MAX_RESAMPLES, units=None, **fields):
+    """Save a result with this mIoU, and values near it on resamples of `units`."""
+    metric = MetricRecord(value=miou, array="mIoU_resampled", array_over="resamples", resampled_units=units)
     path = save(out, name, 0, metrics={"top1": MetricRecord(value=0.0), "mIoU": metric}, **fields)
     values = miou + 3 * SHARED[:resamples] + 0.5 * GENERATOR.normal(size=resamples)
     np.savez(path.with_suffix(".npz"), mIoU_resampled=values)
     return path
+
+
+def test_videos_are_the_units_of_their_resamples(compare, tmp_path):
+    """The interval of 3 videos is wider than that of 400 images with the same values."""
+    for name, miou in (("low", 40.0), ("high", 43.0)):
+        save_dense(tmp_path, name, miou, units=3)
+        save_dense(tmp_path, name, miou, protocol=replace(KNN, name="knn@moca"))
+    few, many = (test.paired for test in compared(tmp_path, ["high", "low"], metric="mIoU").found)
+    assert (few.images, many.images) == (3, 400) and few.high - few.low > 2 * (many.high - many.low)
+    save_dense(tmp_path, "high", 43.0)
+    (line,) = left_out(compare("low", "high", "--protocol", "knn@dino", "--metric", "mIoU"))
+    assert "resamples of images" in line and "resamples of 3" in line
 
 
 def save_three(out) -> None:
