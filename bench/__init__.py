@@ -3,7 +3,6 @@
 from bench.api import (
     Options,
     compare,
-    curves,
     evaluate,
     evaluate_suite,
     extract,
@@ -20,7 +19,6 @@ from bench.api import (
 __all__ = [
     "Options",
     "compare",
-    "curves",
     "evaluate",
     "evaluate_suite",
     "extract",

@@ -20,7 +20,6 @@ from engine.printing import heard_by, say
 from engine.settings import NonNegativeInt, PositiveInt, convert
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from torch import nn
 
     from bench.predictions import LoadedHead
@@ -76,7 +75,8 @@ def reference_to(checkpoint: "FrozenExport | str | Path", out: Path) -> str:
     """
     if isinstance(checkpoint, str | Path):
         return str(checkpoint)
-    from bench.run.checkpoints import checked_name, save_export
+    from bench.options import checked_name
+    from bench.run.checkpoints import save_export
     from checkpoints.export import ViTExport
 
     if not isinstance(checkpoint, ViTExport):
@@ -96,8 +96,7 @@ def source_pool(spec: "FrozenSpec") -> Literal["cls", "avg"]:
 
 def with_name(data: str) -> str:
     """`NAME=URL` unchanged; a URL without a name gets the last part of its path, or its scheme, as its name."""
-    from bench.options import name_from
-    from bench.run.checkpoints import SAFE_NAME
+    from bench.options import SAFE_NAME, name_from
 
     name, equals, _ = data.partition("=")
     return data if equals and SAFE_NAME.fullmatch(name) else f"{name_from(data)}={data}"
@@ -511,37 +510,6 @@ def report(
     return path
 
 
-def curves(
-    out: str | Path | None = OUT,
-    *,
-    runs: Sequence[str | Path] = (),
-    along: Literal["epoch", "images", "hours"] = "epoch",
-    width: float = 6.75,
-) -> "dict[str, Figure]":
-    """Plot accuracy over k, shots and blocks, and curves of pretrainings, as `bench visualize curves` does.
-
-    Args:
-        out: Folder of results; None to draw only `runs`.
-        runs: Folders of pretrainings, in addition to those of the checkpoints in `out` that exist on this machine.
-        along: The x axis of the pretrainings' curves.
-        width: Width of a figure in inches; 3.25 is a column of a paper.
-
-    Returns:
-        Matplotlib figures by name: "k", "shots", "blocks" and "pretraining", those for which there are data.
-
-    Raises:
-        ValueError: There is nothing to draw, or one of `runs` has no log.
-
-    Example:
-        >>> import bench
-        >>> figures = bench.curves(None, runs=["runs/mae", "runs/dino"], along="hours")  # doctest: +SKIP
-        >>> figures["pretraining"].savefig("pretraining.pdf")  # doctest: +SKIP
-    """
-    from bench.reports.figures import paper_figures
-
-    return paper_figures(Path(out) if out else None, [str(run) for run in runs], along, width)
-
-
 def method(
     name: str,
     recipe: str | None = None,
@@ -670,26 +638,34 @@ def visualize(
 ) -> list[Path]:
     """Draw what checkpoints see, several side by side, as `bench visualize` does; returns the paths of the pictures.
 
-    kind: "attention", "pca", "masks" and others (docs/visualize.md). images: image files, folders, or URLs. settings:
-    of the kind, such as {"layer": -2}. limit: images of each folder or URL. image_size: short side of the images for
-    the networks, in pixels; None: that of each checkpoint's published evaluation. square: crop each image to the square
-    in its middle. precision: of the networks' forward passes.
+    kind: "attention", "pca", "retrieval" or "predictions" (docs/visualize.md). images: image files, folders, or URLs.
+    settings: of the kind, such as {"layer": -2}. limit: images of each folder or URL. image_size: short side of the
+    images for the networks, in pixels; None: that of each checkpoint's published evaluation. square: crop each image to
+    the square in its middle. precision: of the networks' forward passes.
 
     ValueError for an unknown kind or setting, images that cannot be read, and networks that are not ViTs.
     """
     check(kind=kind, settings=settings)
-    from bench.options import check_writable, chosen_device
-    from bench.reports.pictures import Format
-    from bench.reports.visualize import PictureRequest, chosen_kind, draw_pictures
+    from bench.options import check_writable, chosen_device, with_names
+    from bench.reports.drawing import Format
+    from bench.reports.kinds import KINDS
     from engine.optional import require
+    from engine.printing import did_you_mean
 
     require("matplotlib")
+    networks = checkpoints if isinstance(checkpoints, list | tuple) else [checkpoints]
+    if kind not in KINDS:
+        raise UserError("kind", f"there is no such picture{did_you_mean(kind, list(KINDS))}", kind)
     if unknown := [form for form in formats if form not in get_args(Format)]:
         raise UserError("formats", f"choose {' or '.join(get_args(Format))}", unknown[0])
+    if not networks:
+        raise UserError("checkpoint", "it is missing: name one or several, as bench run takes them")
+    with_names(networks, names)  # before torch is imported, which takes seconds
     if not images:
         raise UserError("images", "it is missing: name image files, folders of images, or URLs such as digits:")
+    from bench.reports.visualize import PictureRequest, chosen_kind, draw_pictures
+
     chosen = chosen_kind(kind, changes_of(settings))
-    networks = checkpoints if isinstance(checkpoints, list | tuple) else [checkpoints]
     loaded = [network if isinstance(network, str | Path) else load(network) for network in networks]
     request = PictureRequest(
         references=tuple(reference_to(network, Path(out)) for network in loaded),

@@ -30,6 +30,7 @@ from engine.settings import (
 
 T = TypeVar("T")
 OnCluster = TypeVar("OnCluster", bound="ClusterOptions")
+SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")  # of checkpoints and image sets, parts of file names
 Positional = Annotated[T, "positional"]  # a value without the name of its option before it
 
 
@@ -309,13 +310,25 @@ def chosen_device(text: str) -> str:
     return text
 
 
-def with_names(references: Sequence[str], names: Sequence[str]) -> list[tuple[str, str | None]]:
-    """Each reference of `--checkpoint` with its name; None without `--name`. ValueError for another number of names."""
+def checked_name(name: str, argument: str) -> str:
+    """The name itself. UserError, naming the `argument`, if it cannot be part of a file name on every system."""
+    if not SAFE_NAME.fullmatch(name):
+        text = "use ASCII letters, digits and . _ @ + - only, not starting with . @ + or -"
+        raise UserError(argument, text, name)
+    return name
+
+
+def with_names(references: Sequence[Any], names: Sequence[str]) -> list[tuple[Any, str | None]]:
+    """Each reference of `--checkpoint` with its name; None without `--name`.
+
+    UserError for another number of names, and for one that cannot be part of a file name.
+    """
     if names and len(names) != len(references):
         raise UserError(
             "names", f"{len(names)} names for {len(references)} checkpoints; give one for each, in their order"
         )
-    return list(zip(references, names or (None,) * len(references), strict=True))
+    checked = [checked_name(name, "names") for name in names]
+    return list(zip(references, checked or (None,) * len(references), strict=True))
 
 
 def absent_images(url: str) -> Path | None:

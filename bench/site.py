@@ -33,7 +33,8 @@ def write_site(records: Sequence[Path], out: Path, title: str = "", back: str = 
     """
     names = [record.resolve().name for record in records]
     if len(set(names)) < len(names):
-        raise ValueError(f"two records are called {next(name for name in names if names.count(name) > 1)}: rename one")
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError("records", f"two are called {twice}: rename one")
     pages = {
         out / ("index.html" if len(records) == 1 else f"{name}.html"): record
         for name, record in zip(names, records, strict=True)
@@ -43,10 +44,8 @@ def write_site(records: Sequence[Path], out: Path, title: str = "", back: str = 
             raise UserError("out", f"its {path.name} is not a page of bench site: choose a new folder", out)
     for record in records:
         if differences := list(check_record(record)):
-            raise ValueError(
-                f"{record}: {len(differences)} differences from what its results give, first: {differences[0]}; "
-                f"bench record --check {record} lists them"
-            )
+            text = f"{len(differences)} differences from what its results give, first: {differences[0]}"
+            raise UserError("records", f"{text}; bench record --check {record} lists them", record)
     for path, record in pages.items():
         write_atomic(path, site_page(record, title, back))
     return list(pages)

@@ -38,15 +38,6 @@ class Step(NamedTuple):
     observed: Mapping[str, Tensor] = MappingProxyType({})  # detached tensors for `Method.observe`
 
 
-class Reconstruction(NamedTuple):
-    """Pixels that a method predicts, for pictures. Images are normalised, (B, 3, H, W)."""
-
-    images: Tensor  # the targets
-    prediction: Tensor  # predicted pixels, and the target's own pixels in patches that are not predicted
-    hidden: Tensor  # (B, L) bool, True for patches that the network does not see
-    predicted: Tensor  # (B, L) bool, True for patches whose pixels are predicted
-
-
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
     """A network to export."""
@@ -141,13 +132,6 @@ class Method(nn.Module):
         Empty if there is no such number. Called once an epoch, without gradient, in one process only.
         """
         return {}
-
-    def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction | None:
-        """Predicted pixels of normalised images (B, 3, H, W), some patches of which are masked by the noise in `views`.
-
-        None for methods that predict no pixels.
-        """
-        return None
 
     def groups(self) -> list[Group]:
         """Parameter groups for the optimiser."""

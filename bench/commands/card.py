@@ -42,7 +42,7 @@ def run(options: Options) -> int:
 
     if options.model_id and not re.fullmatch(HUB_ID, options.model_id):
         raise UserError("model_id", "write ORG/NAME, such as me/mae-s", options.model_id)
-    subject = subject_of(options.checkpoint)
+    subject = subject_of(options.checkpoint, options.out)
     if options.out:
         check_folder(options.out)
     measured = results_on(options.out, subject) if options.out else []

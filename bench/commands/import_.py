@@ -33,8 +33,8 @@ def run(options: Options) -> int:
     """0: the export is written and, read back, reproduces its fingerprint."""
     check_reference(options.source)  # before torch is imported
     from bench.commands.inspect import export_lines
-    from bench.options import check_new_export
-    from bench.run.checkpoints import checked_name, load_export
+    from bench.options import check_new_export, checked_name
+    from bench.run.checkpoints import load_export
     from checkpoints.export import ViTExport
     from engine.printing import say
 

@@ -198,17 +198,30 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} is not an export ({type(error).__name__}: {error})") from error
 
 
-def subject_of(folder: Path) -> CardSubject:
-    """The export in a folder, as the subject of a card. ValueError if it is not an export, or was changed since."""
+def subject_of(folder: Path, out: Path | None = None) -> CardSubject:
+    """The export in a folder, as the subject of a card. UserError if it is not an export, or was changed since.
+
+    out: folder of results, among whose exports the message looks for one of this name.
+    """
     if is_run(folder) and is_export(folder / EXPORT):
-        raise ValueError(f"{folder} is the folder of a pretraining; name its export, {folder / EXPORT}")
+        raise UserError("checkpoint", f"the folder of a pretraining; name its export, {folder / EXPORT}", folder)
     if not is_export(folder):
-        raise ValueError(f"{folder} is not an export; bench import makes one from a checkpoint")
-    export = ViTExport.load(folder)
+        places = [path for path in (out / "exports").glob(f"{folder.name}-*") if is_export(path)] if out else []
+        text = (
+            f"name its folder, {' or '.join(map(str, sorted(places)))}"
+            if places
+            else ("bench import makes one from a checkpoint, and bench run keeps those that it imported in OUT/exports")
+        )
+        raise UserError("checkpoint", f"not the folder of an export; {text}", folder)
+    try:
+        export = ViTExport.load(folder)
+        config = read_config(folder)
+    except ValueError as error:
+        raise UserError("checkpoint", str(error).removeprefix(f"{folder}: "), folder) from error
     used = describe(export, default_name(export, str(folder.resolve())), str(folder))
     if used.is_raw_pixels:
-        raise ValueError(f"{folder} holds raw pixels, not a network: there is nothing to share")
-    return CardSubject(used=used, config=read_config(folder))
+        raise UserError("checkpoint", "raw pixels, not a network: there is nothing to share", folder)
+    return CardSubject(used=used, config=config)
 
 
 def results_on(out: Path, subject: CardSubject) -> list[Result]:
@@ -226,11 +239,11 @@ def write_card(
 ) -> Iterator[Path]:
     """Write the card and the files of `.eval_results/`; yields their paths.
 
-    ValueError if the folder holds a README.md that is not an unedited card of `bench card`, unless `force`.
+    UserError if the folder holds a README.md that is not an unedited card of `bench card`, unless `force`.
     """
     card = folder / CARD
     if card.exists() and not is_card(card) and not force:
-        raise ValueError(f"{card}: not written by bench card, or edited since; --force replaces it")
+        raise UserError("force", f"{card} was not written by bench card, or was edited since; give this to replace it")
     check_writable(folder)
     files = card_files(subject, results, publication)
     for old in (folder / EVALUATIONS).glob("*.yaml"):

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FigureFormat = Literal["png", "svg", "pdf"]
-Points = Sequence[tuple[float, float]]
+Format = Literal["png", "svg"]
 Texts = tuple[str, str, str]  # title of a panel, and labels of its x- and y-axis
 DrawPanel = Callable[["Axes"], Texts]  # draws into the axes of a panel
 Style = Mapping[str, Any]  # properties of a matplotlib line: colour, marker, dashes
@@ -30,9 +29,6 @@ DASHES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*"
 INK = "#123456"  # dark; on a page it is replaced by currentColor
 PAGE_WIDTH = 9.0  # of a figure on a page, in inches
-MAX_ALL_MARKED = 30  # points; in a curve with more, not every point has a marker
-MARKERS_OF_CURVE = 10  # about how many markers such a curve has
-MAX_TICKS = 6  # of an axis
 LETTER_WIDTH = 5.2  # average, in points
 LEGEND_LINE = 0.18  # height of a line of the legend, in inches
 # Margins of a panel in inches; title: height of each of its lines.
@@ -51,26 +47,11 @@ def styles_of(names: Iterable[str], baselines: Iterable[str] = ()) -> dict[str, 
     return styles
 
 
-def draw_lines(axes: "Axes", curves: Mapping[str, Points], styles: Mapping[str, Style]) -> None:
-    """Draw a line through the points of each name."""
-    for name, points in curves.items():
-        every = 1 if len(points) <= MAX_ALL_MARKED else len(points) // MARKERS_OF_CURVE
-        axes.plot(*zip(*points, strict=True), label=name, markersize=4, markevery=every, **styles[name])
-
-
-def use_integer_ticks(axes: "Axes") -> None:
-    """Give the x-axis integer ticks."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(MAX_TICKS, integer=True))
-
-
-def figure_of(panels: Sequence[DrawPanel], styles: Mapping[str, Style], width: float) -> "Figure":
-    """Panels and a legend: one column up to a width of 4.5 inches, two beyond, three on a page."""
+def figure_of(panels: Sequence[DrawPanel], styles: Mapping[str, Style]) -> "Figure":
+    """Panels, three in a row of the page, and a legend below them; a single panel has half the width of the page."""
     from matplotlib.figure import Figure
 
-    width = min(width, PAGE_WIDTH / 2) if len(panels) == 1 else width
-    columns = min(len(panels), 1 if width < PAGE_WIDTH / 2 + 0.1 else 3 if width >= PAGE_WIDTH else 2)
+    width, columns = PAGE_WIDTH / (2 if len(panels) == 1 else 1), min(len(panels), 3)
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(width, rows * min(0.75 * width / columns, 3.0)), dpi=72)
     title_lines = 0
@@ -127,30 +108,19 @@ def _add_legend(figure: "Figure", styles: Mapping[str, Style]) -> float:
 
 
 def figure_bytes(
-    figure: "Figure",
-    file_format: FigureFormat,
-    metadata: Mapping[str, str] | None = None,
-    fonts: Literal["path", "none"] = "path",
-    **options: Any,
+    figure: "Figure", file_format: Format, metadata: Mapping[str, str] | None = None, **options: Any
 ) -> bytes:
-    """The bytes of a figure's file, without dates, versions and random ids.
+    """The bytes of a figure's file, without dates, versions and random ids. Text of an SVG can be searched.
 
-    Args:
-        figure: it.
-        file_format: of the file.
-        metadata: additional texts in the file.
-        fonts: text of an SVG: "path": its outlines; "none": text, which can be searched and read aloud. A PDF embeds
-            its fonts.
-        options: of matplotlib's savefig.
+    metadata: additional texts in the file. options: of matplotlib's savefig.
     """
     import matplotlib
 
     no_dates: dict[str, Any] = {
         "png": {"Software": None},
         "svg": {"Date": None, "Creator": None},
-        "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     }[file_format]
-    settings: dict[Any, Any] = {"svg.fonttype": fonts, "svg.hashsalt": "bench report", "pdf.fonttype": 42}
+    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "bench report"}
     buffer = io.BytesIO()
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # in names; the browser's fonts have more glyphs
@@ -162,7 +132,7 @@ def svg_of(figure: "Figure | None", title: str) -> str:
     """A figure as inline SVG in the page's text colour; "" for None. title: for screen readers."""
     if figure is None:
         return ""
-    text = figure_bytes(figure, "svg", fonts="none", transparent=True).decode()
+    text = figure_bytes(figure, "svg", transparent=True).decode()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r' style="([^"]*)"', _style_as_attributes, text)

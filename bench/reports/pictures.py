@@ -8,17 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from textwrap import wrap
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from bench.reports.drawing import COLOURS, DASHES, figure_bytes
+from bench.reports.drawing import COLOURS, DASHES, Format, figure_bytes
 from engine.printing import printable
 
-Format = Literal["png", "svg"]
 COLOUR_MAP = "cividis"  # Nunez, Anderton and Renslow 2018
-# Width of a cell; gap between cells; height of a line of text; width of a row's label; margin of the picture.
-CELL, GAP, LINE, LABEL, EDGE = 1.5, 0.08, 0.15, 0.25, 0.1
+# Width of a cell; gap between cells; height of a line of text; margin of the picture.
+CELL, GAP, LINE, EDGE = 1.5, 0.08, 0.15, 0.1
 HEADING_GAP = 0.14  # between the columns of two headings, in addition to GAP
 MAX_ASPECT = 2.5  # largest height of a cell relative to its width; taller images are drawn narrower
 NEARLY_FULL = 0.9  # share of a row's height; captions of panels that are higher are aligned below the row
@@ -64,19 +63,11 @@ class Panel:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PanelRow:
-    """Panels side by side."""
-
-    panels: tuple[Panel | None, ...]  # None: an empty cell
-    label: str = ""  # text at the left
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Picture:
     """The contents of one file."""
 
     name: str  # of the file, without its suffix
-    rows: tuple[PanelRow, ...]
+    rows: tuple[Sequence[Panel | None], ...]  # panels side by side; None: an empty cell
     headings: tuple[tuple[str, int], ...] = ()  # texts above the rows, each with the number of columns that it spans
     note: str = ""  # text below the rows
     legend: tuple[tuple[str, str], ...] = ()  # classes and their colours (#RRGGBB), below the rows
@@ -97,7 +88,7 @@ def arranged(
     blocks: name of a checkpoint, and its block for each image. Titles that are the same in the row before are left out.
     """
     widths = [max(len(row) for block in blocks_of_images for row in block) for _, blocks_of_images in blocks]
-    rows: list[PanelRow] = []
+    rows: list[list[Panel | None]] = []
     titles_before: list[str] = []
     for number, image in enumerate(images):
         blocks_of_image = [blocks_of_images[number] for _, blocks_of_images in blocks]
@@ -109,7 +100,7 @@ def arranged(
             titles = [panel.title if panel else "" for panel in panels]
             if titles == titles_before:
                 panels = [panel and replace(panel, title="") for panel in panels]
-            rows.append(PanelRow(panels=tuple(panels)))
+            rows.append(panels)
             titles_before = titles
     headings = (("", 1), *((title, width) for (title, _), width in zip(blocks, widths, strict=True)))
     return Picture(name=name, rows=tuple(rows), headings=headings, note=note, legend=tuple(legend))
@@ -119,7 +110,7 @@ def encoded(picture: Picture, file_format: Format) -> bytes:
     """The bytes of a picture's file, whose title a screen reader reads."""
     metadata = {"Title": printable(f"{picture.name}: {picture.note}")}
     figure = picture_figure(picture)
-    return figure_bytes(figure, file_format, metadata, fonts="none", dpi=DPI, facecolor="white")
+    return figure_bytes(figure, file_format, metadata, dpi=DPI, facecolor="white")
 
 
 def picture_figure(picture: Picture) -> Any:
@@ -128,8 +119,8 @@ def picture_figure(picture: Picture) -> Any:
     from matplotlib.patches import Rectangle
 
     heading_starts = set(accumulate(span for _, span in picture.headings))  # first columns of the second heading on
-    columns = max(len(row.panels) for row in picture.rows)
-    lefts = [EDGE + LABEL * any(row.label for row in picture.rows)]  # of the columns, and of one behind the last
+    columns = max(map(len, picture.rows))
+    lefts = [EDGE]  # of the columns, and of one behind the last
     for column in range(1, columns + 1):
         gap = HEADING_GAP * (column in heading_starts and column < columns)
         lefts.append(lefts[-1] + CELL + GAP + gap)
@@ -149,10 +140,7 @@ def picture_figure(picture: Picture) -> Any:
         column += span
     for row, (panel_height, titles, _), height in zip(picture.rows, sizes, heights, strict=True):
         panel_top = top + LINE * titles
-        if row.label:
-            middle, label = panel_top + panel_height / 2, _fitted(row.label, panel_height)[:1]
-            _write(figure, EDGE + LABEL / 2 - GAP / 2, middle, label, rotation="vertical", va="center", ha="center")
-        for left, panel in zip(lefts, row.panels, strict=False):
+        for left, panel in zip(lefts, row, strict=False):
             if panel is not None:
                 _draw_panel(figure, panel, left, panel_top, panel_height)
         top += height
@@ -168,9 +156,9 @@ def picture_figure(picture: Picture) -> Any:
     return figure
 
 
-def _heights(row: PanelRow) -> tuple[float, int, int]:
+def _heights(row: Sequence[Panel | None]) -> tuple[float, int, int]:
     """Height of a row's panels, and the numbers of lines of text above and below them."""
-    panels = [panel for panel in row.panels if panel]
+    panels = [panel for panel in row if panel]
     aspect = max((panel.size[0] / panel.size[1] for panel in panels), default=1.0)
     titles, captions = ([panel.title for panel in panels], [panel.caption for panel in panels])
     titles_lines, captions_lines = (

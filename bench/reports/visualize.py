@@ -7,7 +7,6 @@ In shapes, H x W are pixels, h x w the grid of patches, and D is the width of th
 
 import importlib
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,26 +18,22 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import default_collate
 
 from bench.options import Checked, with_names
 from bench.reports.kinds import KINDS
 from bench.reports.pictures import Format, Panel, Spot, encoded
-from bench.run.checkpoints import checked_name, default_name, load_export
+from bench.run.checkpoints import default_name, load_export
 from checkpoints.backbone import Backbone, Features
 from checkpoints.export import ViTExport
-from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.spec import ViTSpec
 from engine.errors import UserError, option
 from engine.files import write_atomic
-from engine.printing import did_you_mean
 from engine.progress import with_progress
-from engine.seeding import AUGMENT, seeded
 from engine.settings import NonNegativeInt, PositiveInt, changed, read_changes
 from imagesets.decoding import UnreadableImage, decode_rgb, read_bytes
 from imagesets.selection import evenly_spaced
 from imagesets.sets import SPLITS, ImageSet, Split, open_set, parse_url, splits_of
 from imagesets.transforms import FILTERS, image_to_tensor, resized_size, window_start
-from pretrain.method import Method
 
 MAX_GRID = 128  # patches of a side; attention of more takes gigabytes
 MAX_PANEL = 448  # pixels of the longer side of an image in a picture
@@ -48,10 +43,8 @@ GREY = 127  # of hidden patches
 def chosen_kind(name: str, changes: Sequence[str]) -> Any:
     """A kind of picture with changed settings: an instance of the class of its file that has `pictures(request)`.
 
-    changes: NAME=VALUE texts. ValueError for an unknown kind or setting, or an invalid value.
+    name: a key of KINDS. changes: NAME=VALUE texts. ValueError for an unknown setting or an invalid value.
     """
-    if name not in KINDS:
-        raise ValueError(f"no kind of picture is called {name!r}{did_you_mean(name, list(KINDS))}")
     module = importlib.import_module(f"bench.reports.kinds.{KINDS[name].stem}")
     own_values = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
     settings_class = next(value for value in own_values if hasattr(value, "pictures"))
@@ -116,15 +109,9 @@ class PictureRequest(Checked):
             raise UserError("names", "each checkpoint needs a name of its own", " ".join(self.names))
 
     @cached_property
-    def checkpoints(self) -> tuple["Viewer", ...]:
+    def viewers(self) -> tuple["Viewer", ...]:
         """A viewer for each checkpoint; none is loaded yet."""
         return tuple(Viewer(reference, name, self) for reference, name in with_names(self.references, self.names))
-
-    def viewers(self) -> tuple["Viewer", ...]:
-        """A viewer for each checkpoint. ValueError if there is no checkpoint."""
-        if not self.checkpoints:
-            raise ValueError(f"{option('checkpoint')} is missing: name one or several, as bench run takes them")
-        return self.checkpoints
 
     @cached_property
     def images(self) -> tuple[NamedImage, ...]:
@@ -202,9 +189,7 @@ class Viewer:
     @cached_property
     def name(self) -> str:
         """The name that the user gave, or that of the export, or one made from the reference."""
-        if self.given_name:
-            return checked_name(self.given_name, "name")
-        return default_name(self.loaded, self.reference)
+        return self.given_name or default_name(self.loaded, self.reference)
 
     @cached_property
     def backbone(self) -> Backbone:
@@ -255,20 +240,22 @@ def read_image(path: str) -> Image.Image:
     try:
         return decode_rgb(read_bytes(path), path)
     except UnreadableImage as error:
-        raise ValueError(f"{path}: cannot be read as an image ({error.reason}); name another one") from error
+        raise UserError("images", f"cannot be read as an image ({error.reason}); name another one", path) from error
 
 
 def image_set_of(source: str, split: str | None) -> ImageSet:
-    """The image set of a folder or URL. split: None for val, if it exists. ValueError, naming --images, if invalid."""
+    """The image set of a folder or URL. split: None for val, if it exists. UserError if it is no such set."""
     url = f"images:{source}" if os.path.isdir(source) else source
-    with errors_naming(option("images", source)):
-        if ":" not in url:
-            raise ValueError(f"{source} does not exist; name a file, a folder, or a URL such as digits:")
+    if ":" not in url:
+        raise UserError("images", "it does not exist; name a file, a folder, or a URL such as digits:", source)
+    try:
         parse_url(url)
         splits = splits_of(url)
         if split and split not in splits:
             raise ValueError(f"there is no split {split}, only {' and '.join(splits)}; leave {option('split')}")
         return open_set(url, split or ("val" if "val" in splits else splits[0]))
+    except ValueError as error:
+        raise UserError("images", str(error).removeprefix(f"{source}: "), source) from error
 
 
 def central_square(image: Image.Image) -> Image.Image:
@@ -287,31 +274,6 @@ def image_panel(image: Image.Image, **marks: Any) -> Panel:
     return Panel(values=np.asarray(image), size=size, **marks)
 
 
-def as_image(pixels: Tensor, preparation: Preparation, hidden: np.ndarray | None = None) -> np.ndarray:
-    """Normalised pixels (3, H, W) as an image (H, W, 3) uint8. hidden: (h, w) bool, True: draw the patch grey."""
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (preparation.mean, preparation.std))
-    colours = (pixels.detach().float().cpu() * std + mean).clamp(0, 1).mul(255).round().to(torch.uint8)
-    image = colours.permute(1, 2, 0).numpy().copy()
-    if hidden is not None:
-        side = image.shape[0] // hidden.shape[0]
-        image[np.kron(hidden, np.ones((side, side), bool))] = GREY
-    return image
-
-
-def method_views(method: Method, image: Image.Image, *seeds: int) -> dict[str, Tensor]:
-    """A pretraining method's views of one image, by name, in a batch of `method.min_batch` copies.
-
-    seeds: of the augmentation; the same seeds give the same views.
-    """
-    with seeded(AUGMENT, *seeds):
-        views = default_collate([method.views()(image)] * method.min_batch)
-    return views | ({"label": torch.zeros(method.min_batch, dtype=torch.int64)} if method.needs_labels else {})
-
-
-QUARTERS = (0.25, 0.25, 0.75, 0.25, 0.25, 0.75, 0.75, 0.75)  # x,y of four patches, as in ExtreMA's figure 1
-HEADS = re.compile(r"mean|all|\d+(,\d+)*")  # values of the setting `heads`
-
-
 def check_places(at: Sequence[float]) -> None:
     """ValueError unless `at` is x1,y1,x2,y2,... as shares of an image's width and height."""
     if not at or len(at) % 2 or not all(0 <= value <= 1 for value in at):
@@ -328,43 +290,6 @@ def patches_at(points: Sequence[Spot], grid: tuple[int, int]) -> list[int]:
     """The index, row by row, of the patch in which each point lies. grid: rows and columns of patches."""
     rows, columns = grid
     return [min(int(point.y * rows), rows - 1) * columns + min(int(point.x * columns), columns - 1) for point in points]
-
-
-def check_heads(heads: str) -> None:
-    """ValueError unless `heads` is mean, all, or numbers of heads."""
-    if not HEADS.fullmatch(heads):
-        raise ValueError(f"heads={heads}: write mean, all, or numbers from 0 such as 0,3")
-
-
-def maps_by_head(maps: Tensor, heads: str) -> dict[str, Tensor]:
-    """Title -> map (...) of the chosen heads; the mean over the heads has the title "".
-
-    maps: (heads, ...). heads: mean, all, or numbers with commas. ValueError for a head that does not exist.
-    """
-    if heads == "mean":
-        return {"": maps.mean(dim=0)}
-    numbers = range(len(maps)) if heads == "all" else [int(number) for number in heads.split(",")]
-    if missing := [number for number in numbers if number >= len(maps)]:
-        raise ValueError(f"heads={heads}: there is no head {missing[0]}, they are numbered 0 to {len(maps) - 1}")
-    return {f"head {number}": maps[number] for number in numbers}
-
-
-def map_panel(values: Tensor, size: tuple[int, int], title: str, frame: int | None = None) -> Panel:
-    """An attention map (h, w) of an image, with 0 as the darkest colour.
-
-    size: height and width of the image. frame: number of the query whose colour the frame has.
-    """
-    caption = f"maximum {float(values.max()):.2g}, patches {float(values.sum()):.0%}"
-    return Panel(values=values.numpy(), size=size, low=0.0, title=title, caption=caption, frame=frame)
-
-
-def attention_note(query: str, layer: int, heads: str) -> str:
-    """The note below a picture of attention maps."""
-    mean = ", the mean of all heads" if heads == "mean" else ""
-    return (
-        f"Attention of {query} in {block_text(layer)}{mean}. Each map is drawn from 0, dark, to its maximum, yellow; "
-        "it sums to 1 over patches and other tokens."
-    )
 
 
 def block_text(layer: int) -> str:

@@ -62,8 +62,9 @@ def write_head(path: Path, head: Head, task: Task, export: FrozenExport, space: 
 def read_head(path: Path) -> HeadFile:
     """The JSON file of a head, given by either of its files. UserError if it is none, or its tensors differ."""
     if path.is_dir():
-        found = sorted(str(file) for file in path.rglob("*.safetensors"))
-        raise UserError("head", f"a folder; give a file: {', '.join(found[:MAX_NAMED]) or 'there is none in it'}", path)
+        heads = sorted(str(file) for file in path.rglob("*.safetensors") if file.with_suffix(".json").is_file())
+        text = "a folder; a head is a .safetensors with a .json beside it, as bench run --keep-heads DIR writes them: "
+        raise UserError("head", text + (" or ".join(heads[:MAX_NAMED]) or "there is none here"), path)
     try:
         file = read_json(path.with_suffix(".json"), type=dict[str, Any])
         if "format" not in file or "predicts" not in file:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.options import checked_name
 from bench.results.record import CheckpointUsed, TrainingCost, pixels_text
 from checkpoints.export import EVALUATION_FACTS, MAX_CONFIG_BYTES, ViTExport, is_export
 from checkpoints.frozen import SCHEME, FrozenExport, FrozenSpec
@@ -18,7 +19,6 @@ from engine.printing import say
 from engine.tasks import Task
 
 SUFFIXES = (".safetensors", ".pth.tar", ".pth", ".pt", ".ckpt", ".bin", ".tar")
-SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,14 +181,6 @@ def default_name(export: FrozenExport, reference: str) -> str:
         text = text.removesuffix(suffix)
     text = re.sub(r"[^A-Za-z0-9_.@+-]", "-", text).lstrip(".@+-")
     return text.removesuffix(f"-{export.digest[:8]}") or "checkpoint"
-
-
-def checked_name(name: str, argument: str) -> str:
-    """The name itself. UserError, naming the `argument`, if it cannot be part of a file name on every system."""
-    if not SAFE_NAME.fullmatch(name):
-        text = "use ASCII letters, digits and . _ @ + - only, not starting with . @ + or -"
-        raise UserError(argument, text, name)
-    return name
 
 
 def epochs_of(facts: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from bench.options import EvaluationOptions, check_writable, chosen_device, named_url, with_names
+from bench.options import EvaluationOptions, check_writable, checked_name, chosen_device, named_url, with_names
 from bench.results.heads import is_kept
 from bench.results.record import (
     DataUsed,
@@ -24,7 +24,7 @@ from bench.results.record import (
     result_stem,
     short,
 )
-from bench.run.checkpoints import LoadedCheckpoint, check_activations, checked_name, keeps_size, load_checkpoint
+from bench.run.checkpoints import LoadedCheckpoint, check_activations, keeps_size, load_checkpoint
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from checkpoints.import_options import ImportOptions

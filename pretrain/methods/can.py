@@ -27,7 +27,7 @@ from engine.settings import (
     UnitInterval,
     Validated,
 )
-from pretrain.method import Encoder, Method, Reconstruction, Step, Views
+from pretrain.method import Encoder, Method, Step, Views
 from pretrain.methods import mae
 from pretrain.parts.colours import Colours
 from pretrain.parts.heads import Norm, mlp
@@ -132,14 +132,6 @@ class Can(Method):
             "noise": noise_loss.detach(),
         }
         return Step(loss, logs)
-
-    def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction:
-        """Predict the hidden patches of images, to which the first view's noise is added and whose mask it has."""
-        level, ids = self.settings.noise_std * views["level"][:, 0], order_of(views["noise"][:, 0])
-        noisy_images = images + level.view(-1, 1, 1, 1) * views["gauss"][:, 0]
-        latent = self.autoencoder.encode(noisy_images, ids)
-        prediction = self.decode(latent, level, ids)[:, self.autoencoder.visible :]
-        return self.autoencoder.paste(images, prediction, ids)
 
     def contrast(self, latent: Tensor) -> Tensor:
         """Contrastive loss of the projected mean tokens of `latent` (2B, 1+k, D)."""

@@ -24,7 +24,7 @@ from engine.settings import (
     UnitInterval,
     Validated,
 )
-from pretrain.method import Encoder, Group, Method, Reconstruction, Step, TrainProgress, Views, decay_groups
+from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
 from pretrain.methods import mae, simmim
 from pretrain.parts.colours import Changes, Colours
 from pretrain.parts.heads import Activation, Norm, mlp
@@ -156,10 +156,6 @@ class Lut(Method):
 
         loss = self.settings.w_mim * mim_loss + self.settings.w_bc * context_loss  # Eq. 3
         return Step(loss, {"mim": mim_loss.detach(), "context": context_loss.detach()})
-
-    def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction | None:
-        """The base's reconstruction, or None if the base's loss has no weight."""
-        return self.base.reconstruct(images, order_of(views["noise"])) if self.settings.w_mim else None
 
     @torch.no_grad()
     def teacher_targets(self, images: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torchvision.transforms import InterpolationMode
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.settings import AreaRange, PositiveInt, UnitInterval, Validated
-from pretrain.method import Encoder, Method, Reconstruction, Step, Views, check_encoder
+from pretrain.method import Encoder, Method, Step, Views, check_encoder
 from pretrain.parts.colours import Colours
 from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.losses import patch_baseline
@@ -28,8 +28,6 @@ from pretrain.parts.masking import (
     order_of,
     patchify,
     take,
-    unnormalised,
-    unpatchify,
     visible_count,
     with_mask_tokens,
 )
@@ -121,23 +119,6 @@ class MaskedAutoencoder(nn.Module):
         decoded = self.decoder(latent, ids)  # (B, L, d)
         return self.pixels(decoded[:, self.visible :])
 
-    def reconstruct(self, images: Tensor, ids: Tensor) -> Reconstruction:
-        """Predict the hidden patches of images (B, 3, H, W)."""
-        latent = self.encode(images, ids)
-        return self.paste(images, self.predict(latent, ids), ids)
-
-    def paste(self, images: Tensor, prediction: Tensor, ids: Tensor) -> Reconstruction:
-        """Images (B, 3, H, W) with their hidden patches replaced by the prediction (B, L-k, 3pp).
-
-        A prediction of normalised pixels gets the mean and the standard deviation of the true patch.
-        """
-        patches, hidden_ids = patchify(images, self.vit.spec.patch_size), ids[:, self.visible :]
-        if self.settings.norm_pixels:
-            prediction = unnormalised(prediction, take(patches, hidden_ids))
-        pasted = patches.scatter(1, hidden_ids.unsqueeze(-1).expand_as(prediction), prediction)
-        mask = mask_at(hidden_ids, self.patches)
-        return Reconstruction(images, unpatchify(pasted, self.vit.spec.patch_size, self.grid), mask, mask)
-
     def target(self, patches: Tensor) -> Tensor:
         """Patches (B, l, 3pp) -> their targets (B, l, 3pp), normalised if `norm_pixels`."""
         return normalised(patches) if self.settings.norm_pixels else patches
@@ -173,9 +154,6 @@ class Mae(Method):
         images, ids = views["image"], order_of(views["noise"])  # (B, 3, H, W), (B, L)
         latent = self.autoencoder.encode(images, ids)  # (B, 1+k, D)
         return Step(self.autoencoder.loss(latent, images, ids), {})
-
-    def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction:
-        return self.autoencoder.reconstruct(images, order_of(views["noise"]))
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"loss": self.autoencoder.baseline_loss(views["image"])}

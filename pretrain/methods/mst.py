@@ -21,13 +21,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from checkpoints.spec import ViTSpec
 from engine.precision import to_float32
 from engine.settings import NonNegativeFloat, PositiveInt, UnitInterval
-from pretrain.method import Reconstruction, Step
+from pretrain.method import Step
 from pretrain.methods.dino import GLOBAL_CROPS, SMALL, SMOKE, DistillationSettings, SelfDistillation, small_recipes
 from pretrain.methods.dino import RECIPES as DINO
 from pretrain.parts.decoders import CONV_CHANNELS, convolutional, linear
 from pretrain.parts.heads import Norm, PrototypeHead
 from pretrain.parts.losses import dino_loss, patch_baseline
-from pretrain.parts.masking import mask_at, patchify, take, unpatchify
+from pretrain.parts.masking import mask_at, take
 from pretrain.parts.teachers import mean_output
 from pretrain.parts.views import ImageViews
 from pretrain.recipe import Recipe
@@ -138,21 +138,6 @@ class Mst(SelfDistillation):
         pixels = views["global"].flatten(0, 1).flatten(2).mT  # (B*G, S*S, 3)
         scale = reduction_scale(self.settings.reduction, views["global"][0, 0])
         return {**baselines, "restore": scale * patch_baseline(pixels, "l1")}
-
-    def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction | None:
-        """The decoder's prediction of images with patches hidden as in training."""
-        if self.decoder is None:
-            return None
-        crops, noise = images.unsqueeze(1), views["noise"][:, 0]
-        _, attention = self.teacher_outputs(crops)
-        mask = self.draw_mask(attention, noise)
-        patch_tokens = self.encode_masked(crops, mask, noise)[:, self.spec.prefix :]
-        prediction = to_float32(self.decoder(patch_tokens.mT.unflatten(2, self.spec.grid)))
-        if self.settings.restore == "all":
-            return Reconstruction(images, prediction, mask, torch.ones_like(mask))
-        size = self.spec.patch_size
-        patches = torch.where(mask.unsqueeze(-1), patchify(prediction, size), patchify(images, size))
-        return Reconstruction(images, unpatchify(patches, size, self.spec.grid), mask, mask)
 
     def teacher_outputs(self, crops: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Global crops (B, G, 3, S, S), which the teacher sees whole -> its logits (B, G, K), and its class token's

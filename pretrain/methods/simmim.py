@@ -18,11 +18,11 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.precision import to_float32
 from engine.settings import AreaRange, BelowOne, PositiveFloat, PositiveInt, UnitInterval, Validated
-from pretrain.method import Encoder, Group, Method, Reconstruction, Step, Views, decay_groups
+from pretrain.method import Encoder, Group, Method, Step, Views, decay_groups
 from pretrain.parts.heads import mlp
 from pretrain.parts.losses import patch_baseline
 from pretrain.parts.mask_shapes import MaskNoise
-from pretrain.parts.masking import mask_at, order_of, patchify, take, unpatchify, with_mask_tokens
+from pretrain.parts.masking import mask_at, order_of, patchify, take, with_mask_tokens
 from pretrain.parts.views import ImageViews, crop, view
 from pretrain.parts.weights import beit_token, beit_vit
 from pretrain.recipe import RELATIVE, VIT_B, Recipe, on_32px, smoke
@@ -104,14 +104,6 @@ class MaskedPredictor(nn.Module):
         total = LOSSES[self.settings.loss](predictions, targets, reduction="sum")
         return total / (targets.numel() + 3 * COUNT_EPS)
 
-    def reconstruct(self, images: Tensor, order: Tensor) -> Reconstruction:
-        """Images (B, 3, H, W) with the predictions of the patches that count in the loss."""
-        hidden = mask_at(self.hidden_ids(order), self.patches)
-        predicted = hidden if self.settings.loss_area == "masked" else torch.ones_like(hidden)
-        predictions = to_float32(self.pixels(self.encode(images, order)[:, 1:]))  # (B, L, 3pp)
-        patches = torch.where(predicted.unsqueeze(-1), predictions, patchify(images, self.patch))
-        return Reconstruction(images, unpatchify(patches, self.patch, self.grid), hidden, predicted)
-
     def baseline_loss(self, images: Tensor) -> Tensor:
         """Loss of predicting the same patch everywhere, for images (B, 3, H, W)."""
         return patch_baseline(patchify(images, self.patch), self.settings.loss)
@@ -145,9 +137,6 @@ class SimMim(Method):
         images, order = views["image"], order_of(views["noise"])  # (B, 3, H, W), (B, U)
         latent = self.predictor.encode(images, order)  # (B, 1+L, D)
         return Step(self.predictor.loss(latent, images, order), {})
-
-    def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction:
-        return self.predictor.reconstruct(images, order_of(views["noise"]))
 
     def groups(self) -> list[Group]:
         return decay_groups(self.named_parameters(), [f"predictor.{name}" for name in self.predictor.undecayed])

@@ -146,12 +146,6 @@ def patchify(images: Tensor, patch: int) -> Tensor:
     return cells.permute(0, 2, 4, 3, 5, 1).reshape(batch, -1, patch**2 * channels)
 
 
-def unpatchify(patches: Tensor, patch: int, grid: tuple[int, int]) -> Tensor:
-    """Patches (B, L, p*p*3) -> images (B, 3, h*p, w*p), the inverse of `patchify`. patch: p. grid: h and w."""
-    cells = patches.unflatten(1, grid).unflatten(3, (patch, patch, -1))
-    return cells.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
-
-
 EPS = 1e-6  # added to a patch's variance (MAE models_mae.py:207)
 
 
@@ -159,9 +153,3 @@ def normalised(patches: Tensor) -> Tensor:
     """Patches (..., 3pp) minus their mean, divided by their standard deviation with n-1 (MAE models_mae.py:204-207)."""
     variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
     return (patches - mean) / (variance + EPS).sqrt()
-
-
-def unnormalised(values: Tensor, patches: Tensor) -> Tensor:
-    """Predictions of `normalised(patches)` (..., 3pp) with the mean and the standard deviation of these patches."""
-    variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
-    return values * (variance + EPS).sqrt() + mean

@@ -223,7 +223,7 @@ def evaluate(*images, **settings):
         (lambda export: api.extract("pixels:8", "digits:", pool="cls"), "layer -1; add pool='avg'"),
         (lambda export: api.extract(export, "digits:", layer=7), "layer 7: the model has 2 blocks"),
         (lambda export: api.extract(export, "digits:", options=api.Options(precision="float16")), "pretrain"),
-        (lambda export: api.visualize("pcb", export, "digits:"), "did you mean 'pca'"),
+        (lambda export: api.visualize("pcb", export, "digits:"), "^kind='pcb': .*'pca'"),
         (lambda export: api.visualize("pca", export, "digits:", formats=["jpg"]), "^formats='jpg': "),
         (lambda export: api.visualize("pca", export, "digits:", image_size="big"), "image_size='big'"),
         (lambda export: api.visualize("pca", export, "digits:", precision="half"), "precision='half'"),

@@ -125,6 +125,7 @@ def test_the_documentation_shows_the_numbers_of_records(record, monkeypatch, tmp
     folder = mine / "checkpoints" / made_checkpoint("n0", 0).unique_name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "log.jsonl").write_text(log)
+    (folder / "run.json").write_text(json.dumps({"settings": {"batch": 8}}))
     assert "<svg" in site.reference_pages()["methods/mae.md"]
     with pytest.raises(Exception, match="bench record --check"):  # the log is not part of the record
         site.on_post_build(SimpleNamespace(site_dir=tmp_path / "site"))

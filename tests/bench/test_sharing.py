@@ -212,7 +212,7 @@ def test_deviations_are_not_shared_as_scores():
 
 def test_a_card_written_by_hand_is_kept(bench, refused, export, tmp_path):
     (export / "README.md").write_text("# Mine\n")
-    refused("card", "--checkpoint", export, named="not written by bench card")
+    refused("card", "--checkpoint", export, named="--force | README.md")
     with pytest.raises(ValueError, match="holds something that is not an export"):
         ViTExport.load(export).save(export)
     assert bench("card", "--checkpoint", export, "--to", tmp_path / "card")[0] == 0
@@ -234,8 +234,11 @@ def test_wrong_requests_are_refused_in_one_line(refused, export, words, named):
     refused("card", "--checkpoint", export, *words, named=named)
 
 
-def test_folders_without_a_network_get_no_card(refused, tmp_path):
-    refused("card", "--checkpoint", tmp_path, named="is not an export | bench import")
+def test_folders_without_a_network_get_no_card(refused, exports, tmp_path):
+    """The message names the exports that a run kept under this name."""
+    refused("card", "--checkpoint", tmp_path, named=f"{tmp_path} | bench import")
+    kept = shutil.copytree(exports[0], tmp_path / "exports" / "mine-01234567")
+    refused("card", "--checkpoint", "mine", "--out", tmp_path, named=f"--checkpoint mine | {kept}")
     refused("card", "--checkpoint", pixels(32).save(tmp_path / "pixels"), named="raw pixels, not a network")
 
 

@@ -11,13 +11,11 @@ from PIL import Image
 
 from bench.reports.kinds import KINDS
 from bench.reports.kinds.attention import Attention
-from bench.reports.kinds.class_attention import ClassAttention
-from bench.reports.kinds.norms import Norms
 from bench.reports.kinds.pca import Pca, at_border, in_lab, is_foreground, principal_components
 from bench.reports.kinds.predictions import PROTOCOLS as PREDICTIONS
 from bench.reports.kinds.predictions import DepthDrawer
 from bench.reports.kinds.retrieval import Retrieval
-from bench.reports.pictures import Box, Panel, PanelRow, Picture, encoded
+from bench.reports.pictures import Box, Panel, Picture, encoded
 from bench.reports.visualize import PictureRequest, Viewer, chosen_kind, points_at
 from bench.results.store import read_results
 from checkpoints.export import ViTExport
@@ -72,7 +70,7 @@ def request_of(checkpoint: Path, *sources: str | Path, **options) -> PictureRequ
 
 
 def viewer_of(request: PictureRequest) -> Viewer:
-    return request.checkpoints[0]
+    return request.viewers[0]
 
 
 def fused_output(attention: torch.nn.Module, run) -> torch.Tensor:
@@ -123,9 +121,9 @@ class TestClassAttention:
         request = request_of(extrema, photos)
         viewer = viewer_of(request)
         vit, image = viewer.backbone.vit, request.images[0].image
-        maps, (rows, columns) = ClassAttention(layer=1).maps(viewer, image)
-        assert maps.shape == (3, 1 + rows * columns)
-        assert torch.allclose(maps.sum(dim=-1), torch.ones(3), atol=1e-6)
+        maps, (rows, columns) = Attention(tokens="class", layer=1).maps(viewer, image)
+        assert maps.shape == (3, 1, 1 + rows * columns)
+        assert torch.allclose(maps.sum(dim=-1), torch.ones(3, 1), atol=1e-6)
         first, second = vit.class_attention
         tensor = viewer.tensor(image)
         with torch.inference_mode():
@@ -133,15 +131,15 @@ class TestClassAttention:
             patches = vit(tensor, norm=False)[0][:, 1:]
             query = first(patches, vit.class_query)
             values = second.attn.v(second.norm1(torch.cat([query, patches], dim=1))).reshape(-1, 3, 8).transpose(0, 1)
-            mixed = second.attn.proj((maps[:, None] @ values).flatten()[None])
+            mixed = second.attn.proj((maps @ values).flatten()[None])
         assert torch.allclose(mixed, fused, atol=1e-5)
 
     def test_map_of_a_class_token_is_its_row_of_the_attention(self, tiny, photos):
         request = request_of(tiny, photos)
         viewer, image = viewer_of(request), request.images[0].image
-        maps, _ = ClassAttention(layer=0).maps(viewer, image)
+        maps, _ = Attention(tokens="class", layer=0).maps(viewer, image)
         with torch.inference_mode():
-            assert torch.equal(maps, viewer.backbone.vit.attention(viewer.tensor(image), 0)[0, :, 0])
+            assert torch.equal(maps, viewer.backbone.vit.attention(viewer.tensor(image), 0)[0, :, :1])
 
 
 class TestPca:
@@ -172,28 +170,6 @@ class TestPca:
         values = np.random.default_rng(0).uniform(size=(500, 3))
         grey = in_lab(values) @ [0.2126, 0.7152, 0.0722]
         assert np.corrcoef(values[:, 0], grey)[0, 1] > 0.95
-
-
-class TestNorms:
-    def test_patches_above_the_cutoff_are_counted(self, tiny, tmp_path):
-        """Norms are those before the final norm layer; a cutoff between the two largest leaves one of 16 patches."""
-        for name, seed in (("a", 0), ("b", 1)):
-            Image.fromarray(np.random.default_rng(seed).integers(0, 256, (32, 32, 3), np.uint8)).save(
-                tmp_path / f"{name}.png"
-            )
-        request = request_of(tiny, tmp_path)
-        viewer, image = viewer_of(request), request.images[0].image
-        with torch.inference_mode():
-            expected = viewer.backbone.views(viewer.tensor(image), [(-1, False)])[-1, False].patches[0].norm(dim=-1)
-        second, first = np.sort(expected.ravel())[-2:]
-        cutoff = float(first + second) / 2
-        (((panel,),), _) = Norms(cutoff=cutoff).blocks(viewer, request)
-        assert panel.values == pytest.approx(expected.numpy(), rel=1e-5)
-        assert panel.caption == f"{panel.values.min():.3g} to {first:.3g}, 6.2% above {cutoff:.3g}"
-        assert panel.low is None  # the darkest colour is the lowest norm
-        (((panel,),), _) = Norms().blocks(viewer, request)
-        maps = [np.linalg.norm(viewer.patches(image.image, -1, False), axis=-1) for image in request.images]
-        assert panel.caption.endswith(f" above {5 * np.median(maps):.3g}")
 
 
 class TestRetrieval:
@@ -255,10 +231,7 @@ class TestCommand:
         "kind",
         [
             "pca",
-            *(
-                pytest.param(kind, marks=pytest.mark.exhaustive)
-                for kind in ("attention", "class-attention", "retrieval")
-            ),
+            *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("attention", "retrieval")),
         ],
     )
     def test_the_same_input_gives_the_same_bytes(self, kind, tiny, extrema, photos, bench, tmp_path):
@@ -281,16 +254,17 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (("pcs",), "no kind of picture is called 'pcs'; did you mean 'pca'?"),
+            (("pcs",), "--kind pcs | 'pca'"),
             (("pca", "--set", "layers=1"), "no setting 'layers'; did you mean 'layer'?"),
             (("attention", "--set", "at=0.5"), "give x,y of each patch"),
             (("attention", "--set", "heads=7"), "tiny: heads=7: there is no head 7, they are numbered 0 to 2"),
             (("attention", "--set", "layer=5"), "tiny: layer 5: the model has 2 blocks"),
-            (("pca", "--images", "/nowhere"), "--images /nowhere: /nowhere does not exist"),
+            (("pca", "--images", "/nowhere"), "--images /nowhere"),
             (("pca", "--images", "digits:", "--name", "a", "b"), "--name: 2 names for 1 checkpoints"),
+            (("pca", "--name", "ViT-S/14"), "--name ViT-S/14"),
             (("pca", "--size", "9000"), "is more than 128 patches of 8 a side"),
             (("retrieval", "--limit", "1"), "--images: neighbours come from other images"),
-            (("pca", "--format", "pdf"), "--format pdf | png or svg"),
+            (("pca", "--format", "pdf"), "--format | pdf"),
         ],
     )
     def test_wrong_requests_are_refused_in_one_line(self, words, message, tiny, photos, refused, tmp_path):
@@ -298,7 +272,7 @@ class TestCommand:
         refused("visualize", *words, "--checkpoint", tiny, *images, "--out", tmp_path, named=message)
 
     def test_a_checkpoint_is_needed(self, photos, refused, tmp_path):
-        refused("visualize", "pca", "--images", photos, "--out", tmp_path, named="--checkpoint is missing")
+        refused("visualize", "pca", "--images", photos, "--out", tmp_path, named="--checkpoint")
 
 
 def test_the_page_lists_every_setting_with_its_default():
@@ -324,7 +298,7 @@ def test_depth_is_predicted_by_the_head_that_a_run_trained(tiny, tmp_path):
     states = {path: path.stat().st_mtime_ns for path in cache.rglob("step-*")}
     kind = chosen_kind("predictions", ["protocol=depth_linear@smoke", f"results={tmp_path}"])
     (picture,) = kind.pictures(request_of(tiny, "tiny-nyu:", limit=3))
-    captions = [row.panels[2].caption for row in picture.rows]
+    captions = [row[2].caption for row in picture.rows]
     assert captions == [f"RMSE {errors[index]:.2f} m" for index in evenly_spaced(len(errors), 3)]
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("step-*")} == states
     scenes = open_scenes("tiny-nyu:", "val", cache)
@@ -332,8 +306,8 @@ def test_depth_is_predicted_by_the_head_that_a_run_trained(tiny, tmp_path):
     for arrays in ({}, {"errors": np.array([[2.0], [1.0]])}):
         drawer.load(load(tiny), space, arrays)
     assert drawer.ranked() == []  # the second network's errors rank nothing for the first
-    depth = scene_depth(scenes, int(evenly_spaced(len(errors), 3)[0]), picture.rows[0].panels[1].values.shape[:2])
-    colours = picture.rows[0].panels[1].values
+    depth = scene_depth(scenes, int(evenly_spaced(len(errors), 3)[0]), picture.rows[0][1].values.shape[:2])
+    colours = picture.rows[0][1].values
     assert (colours[depth == 0] == 127).all() and len(np.unique(colours[depth == depth.max()], axis=0)) == 1
     with pytest.raises(ValueError, match="depth_linear@dinov3"):
         chosen_kind("predictions", ["protocol=depth_linear@dinov9"])
@@ -354,7 +328,7 @@ def test_predictions_are_drawn_beside_the_labels(protocol, url, caption, tiny, t
     (picture,) = kind.pictures(request_of(tiny, url, limit=3))
     assert len(picture.rows) == 3 and picture.name == f"predictions-{protocol.partition('@')[0]}"
     for row in picture.rows:
-        image, truth, predicted = row.panels
+        image, truth, predicted = row
         assert image.size and truth.size == predicted.size and re.fullmatch(caption, predicted.caption)
         assert len(truth.points) == len(predicted.points) == len(image.points)
         assert (len(predicted.boxes), len(truth.boxes) > 1) == ((1, True) if url == "tiny-trainval:" else (0, False))
@@ -384,8 +358,8 @@ def test_masks_are_drawn_of_the_worst_and_the_median_image_first(protocol, tiny,
         patch.setattr(type(task), "run", None)
         kind = chosen_kind("predictions", [f"protocol={protocol}", f"results={out}"])
         (picture,) = kind.pictures(request_of(tiny, "tiny-ade20k:", limit=3))
-    assert [row.panels[0].title for row in picture.rows] == ["worst for tiny", "median for tiny", ""]
-    captions = [row.panels[2].caption for row in picture.rows]
+    assert [row[0].title for row in picture.rows] == ["worst for tiny", "median for tiny", ""]
+    captions = [row[2].caption for row in picture.rows]
     assert captions[:2] == [f"worst: mIoU {mious[worst]:.1f}", f"median: mIoU {mious[median]:.1f}"]
     assert len(picture.legend) > 1 and encoded(picture, "png")
     outcome = task.run(load(tiny), Workspace(cache=tmp_path / "cache", data="tiny-ade20k:", limit=10))
@@ -409,7 +383,7 @@ def test_keypoints_predicted_in_the_padding_are_counted_but_not_drawn(tiny, tmp_
     monkeypatch.setattr(correspondence.Correspondence, "match_pair", match_pair)
     kind = chosen_kind("predictions", ["protocol=correspondence@smoke", f"results={tmp_path}"])
     (picture,) = kind.pictures(request_of(tiny, "tiny-spair:", limit=1))
-    predicted = picture.rows[0].panels[2]
+    predicted = picture.rows[0][2]
     assert [(spot.x, spot.y) for spot in predicted.points] == [(0.0, 0.0)]
     assert predicted.caption == "3 of 3 found\n2 in the padding"
 
@@ -417,7 +391,7 @@ def test_keypoints_predicted_in_the_padding_are_counted_but_not_drawn(tiny, tmp_
 def test_names_are_escaped_and_not_read_as_formulas():
     name = "$x_1$ <b>&\x1b[0m \u202e" + "long " * 40
     panel = Panel(values=np.zeros((2, 2), np.float32), size=(2, 2), title=name, caption=name)
-    picture = Picture(name="x", rows=(PanelRow(panels=(panel, None), label=name),), headings=((name, 2),), note=name)
+    picture = Picture(name="x", rows=((panel, None),), headings=((name, 2),), note=name)
     text = encoded(picture, "svg").decode()
     assert "<title>x: $x_1$ &lt;b&gt;" in text and "$x_1$ &lt;b&gt;&amp;\\x1b[0m" in text
     assert "\u202e" not in text and "\x1b" not in text

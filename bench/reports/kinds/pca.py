@@ -118,7 +118,7 @@ class Pca(Validated):
         yield arranged(
             "pca",
             [image_panel(image.image) for image in request.images],
-            [(viewer.name, self.blocks(viewer, request)) for viewer in request.viewers()],
+            [(viewer.name, self.blocks(viewer, request)) for viewer in request.viewers],
             note=f"First three principal components of the patch tokens of {block_text(self.layer)}, of all images "
             "together; at the bottom, the share of the variance that each holds.",
         )

@@ -95,7 +95,7 @@ class Predictions(Validated):
             others = f", or --set protocol={' or '.join(fitting)}" if fitting else ""
             raise ValueError(f"{error} for protocol={self.protocol}{others}") from error
         split: Split = "train" if request.split == "train" else "val"
-        viewers = request.viewers()
+        viewers = request.viewers
         for viewer in viewers:
             with errors_naming(viewer.name):
                 task.check_network(viewer.loaded.spec)

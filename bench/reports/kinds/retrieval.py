@@ -64,7 +64,7 @@ class Retrieval(Validated):
         yield arranged(
             "retrieval",
             [image_panel(image.image, points=self.points) for image in request.images],
-            [(viewer.name, self.blocks(viewer, request, gallery)) for viewer in request.viewers()],
+            [(viewer.name, self.blocks(viewer, request, gallery)) for viewer in request.viewers],
             note,
         )
 
