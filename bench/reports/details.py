@@ -1,13 +1,12 @@
 """The details below a table of a report, made from what results store for each image.
 
-The hardest images and accuracy by class, confusions (probes/scores.py), nearest training images of k-NN, and scenes.
+The hardest images and accuracy by class, nearest training images of k-NN, and scenes.
 Each part is a dictionary, which details.html renders.
 
 In shapes, C is the number of checkpoints, N of validation images, and K of classes.
 """
 
 import functools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,10 @@ from downstream.data.scenes import layout_of
 from imagesets.sets import ImageSet
 
 MAX_CHECKPOINTS = 8  # of a table, the best ones, whose arrays are read; and all raw pixels
-MAX_CONFUSIONS = 12  # pairs of classes that are listed
 HARDEST = 12  # images, and classes at either end
 
 # Parts of the details of a table, each None or empty if its arrays were not stored.
-NO_DETAILS: dict[str, Any] = {"images": None, "mistakes": None, "neighbours": [], "scenes": None}
+NO_DETAILS: dict[str, Any] = {"images": None, "neighbours": [], "scenes": None}
 
 
 def details_by_table(report: ReportContents, cache: Path, pictures: bool = True) -> dict[str, dict[str, Any]]:
@@ -72,19 +70,13 @@ def details_of(
     if layout_of(first.data.url):
         return NO_DETAILS | {"scenes": scene_details(results, cache)}
     images = open_split(first, "val")
-    if images is None or images.has_several_labels:  # confusions need one class per image
+    if images is None or images.has_several_labels:  # accuracy by class needs one class per image
         return dict(NO_DETAILS)
-    predictions = {
-        name: prediction
-        for name, stored in results.items()
-        if (prediction := predictions_of(stored, images)) is not None
-    }
-    details_by_metric = (image_details(results, metric, predictions, images) for metric in metrics)
+    details_by_metric = (image_details(results, metric, images) for metric in metrics)
     raw_pixels = [name for name in list(results)[1:] if results[name].result.checkpoint.is_raw_pixels]
     best_and_pixels = {name: results[name] for name in [*list(results)[:1], *raw_pixels[:1]]}
     return NO_DETAILS | {
         "images": next(filter(None, details_by_metric), None),  # of the first metric with values for each image
-        "mistakes": mistakes_of(results, predictions, images),
         "neighbours": neighbours_of(best_and_pixels, open_split),
     }
 
@@ -96,40 +88,6 @@ def predictions_of(stored: StoredResult, images: ImageSet) -> np.ndarray | None:
         return None
     predicted = stored.arrays["predicted"]
     return predicted if len(predicted) == len(images) else None
-
-
-def mistakes_of(
-    results: Mapping[str, StoredResult], predictions: Mapping[str, np.ndarray], images: ImageSet
-) -> dict[str, Any] | None:
-    """The confusions of the best checkpoint with predictions; None without predictions.
-
-    Returns:
-        name: of this checkpoint. fitted: which of a task's fits predicted, such as "1shot of split 0". confused:
-        `most_confused`.
-    """
-    if not predictions or any(predicted.max() >= len(images.classes) for predicted in predictions.values()):
-        return None
-    name, predicted = next(iter(predictions.items()))
-    return {
-        "name": name,
-        "fitted": str(results[name].result.facts.get("predictions", "")),
-        "confused": most_confused(images.labels, predicted, images.classes),
-    }
-
-
-def most_confused(labels: np.ndarray, predicted: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
-    """The most frequent confusions, at most MAX_CONFUSIONS.
-
-    labels, predicted: (N,); a prediction of -1 marks a skipped image. Each confusion has the class `label`, the class
-    `predicted` instead, the number of such `images`, and the number `of` all images of the class.
-    """
-    pairs = [(label, guess) for label, guess in zip(labels.tolist(), predicted.tolist(), strict=True) if guess >= 0]
-    images = Counter(label for label, _ in pairs)
-    wrong = Counter(pair for pair in sorted(pairs) if pair[0] != pair[1])
-    return [
-        {"label": classes[label], "predicted": classes[guess], "images": count, "of": images[label]}
-        for (label, guess), count in wrong.most_common(MAX_CONFUSIONS)
-    ]
 
 
 def neighbours_of(results: Mapping[str, StoredResult], open_split: OpenSplit) -> list[dict[str, Any]]:
@@ -177,14 +135,12 @@ def neighbours_of(results: Mapping[str, StoredResult], open_split: OpenSplit) ->
     ]
 
 
-def image_details(
-    results: Mapping[str, StoredResult], metric: str, predictions: Mapping[str, np.ndarray], images: ImageSet
-) -> dict[str, Any] | None:
+def image_details(results: Mapping[str, StoredResult], metric: str, images: ImageSet) -> dict[str, Any] | None:
     """The hardest images of a table, and accuracy by class; None if the metric is not stored for each image.
 
     Returns:
-        metric. names: of the checkpoints. hardest: `hardest_images`. classes: `accuracy_by_class`. all_classes: number
-        of classes.
+        metric. names: of the checkpoints. hardest: `hardest_images`. fitted: which of a task's fits predicted, such as
+        "1shot of split 0". classes: `accuracy_by_class`. all_classes: number of classes.
     """
     scores: dict[str, np.ndarray] = {}  # name -> 1 for each image that is classified correctly, else 0; (N,)
     for name, stored in results.items():
@@ -196,11 +152,12 @@ def image_details(
     if not scores or not images.classes:
         return None
     scores_by_checkpoint = np.stack(list(scores.values()))  # (C, N)
-    predicted = predictions.get(next(iter(scores)))
+    best = results[next(iter(scores))]
     return {
         "metric": metric,
         "names": list(scores),
-        "hardest": hardest_images(images, scores_by_checkpoint, predicted),
+        "hardest": hardest_images(images, scores_by_checkpoint, predictions_of(best, images)),
+        "fitted": str(best.result.facts.get("predictions", "")),
         "classes": accuracy_by_class(images, scores_by_checkpoint),
         "all_classes": len(np.unique(images.labels)),
     }

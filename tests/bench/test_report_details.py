@@ -1,4 +1,4 @@
-"""Details of a report: confusions, neighbours and pictures."""
+"""Details of a report: hard images, neighbours and pictures."""
 
 from dataclasses import replace
 
@@ -7,25 +7,11 @@ import pytest
 from made_results import made_checkpoint, save_result
 from shown_results import result
 
-from bench.reports.details import (
-    details_of,
-    mistakes_of,
-    most_confused,
-    predictions_of,
-)
+from bench.reports.details import details_of, predictions_of
 from bench.reports.page import report_page
 from bench.results.record import DataUsed
 from bench.results.store import comparable_results
 from imagesets.sets import open_set
-
-LABELS = np.array([0, 0, 0, 1, 1, 2])
-PREDICTED = np.array([0, 1, 1, 1, -1, 0])
-
-
-def test_confusions_are_counted_by_label_and_prediction():
-    pairs = most_confused(LABELS, PREDICTED, ("a", "b", "c"))
-    assert [tuple(confused.values()) for confused in pairs] == [("a", "b", 2, 3), ("c", "a", 1, 1)]
-    assert most_confused(LABELS, LABELS, ("a", "b", "c")) == []
 
 
 @pytest.fixture
@@ -51,29 +37,19 @@ def board(tmp_path):
     return tmp_path
 
 
-def test_mistakes_are_those_of_the_best_network(board):
-    measured, _ = comparable_results(board)
-    images, by_name = open_set("digits:", "val"), {stored.result.checkpoint.name: stored for stored in measured}
-    predictions = {name: predictions_of(stored, images) for name, stored in by_name.items()}
-    mistakes = mistakes_of(by_name, predictions, images)
-    assert mistakes["name"] == "c1"
-    assert [tuple(confused.values())[:3] for confused in mistakes["confused"]] == [("9", "4", 50)]
-    assert predictions_of(measured[0], images.limited(100)) is None, "other images than those measured"
-
-
-def test_the_page_shows_neighbours_confusions_and_mistakes(board):
+def test_the_page_shows_neighbours_and_mistakes(board):
     text = report_page(board)
     assert "c2 (floor): 2 of 2 of its class" in text and "c2 (floor): 0 of 2 of its class" in text
-    assert "Confusions of c1<" in text, "of the best network, also where raw pixels lead"
-    assert "9 predicted as 4: 50 of 50" in text and "9, predicted as 4" in text
-    assert "Most frequent, of the fit 1shot of split 0:" in text and "0.333 of 2 right" in text
+    assert "with the predictions of c1 (1shot of split 0)" in text, "of the best network, also where raw pixels lead"
+    assert "9, predicted as 4" in text and "0.333 of 2 right" in text
     assert text == report_page(board), "the same results give the same bytes"
     assert "Neighbours of some images" not in report_page(board, pictures=False)
 
 
-def test_images_with_several_labels_have_no_confusions(board):
+def test_images_with_several_labels_have_no_details(board):
     measured, _ = comparable_results(board)
     images = open_set("digits:", "val")
+    assert predictions_of(measured[0], images.limited(100)) is None, "other images than those measured"
     multi_label = replace(images, labels=np.eye(10, dtype=np.int64)[images.labels])
     by_name = {stored.result.checkpoint.name: stored for stored in measured}
     assert any(details_of(by_name, ["top1"], lambda result, split: images, board).values())
