@@ -1,19 +1,14 @@
-"""Reading, listing and moving the result files of a folder.
+"""Reading the result files of a folder.
 
 Results that were read are cached in OUT/cache/results.json with the stamp of each file: modification times, size and
 inode. A file is read again only if its stamp changed. The cache only saves time: it may be deleted, and it is rebuilt
 if it is damaged or was written with other types. Several processes may write it at the same time; results that one
 omits are added by the next command.
-
-`bench results` lists result files or moves some away. Nothing is deleted: removed files go to OUT/removed/<time>/, with
-their paths, until the user deletes that folder.
 """
 
 import os
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TypedDict
@@ -21,10 +16,8 @@ from typing import TypedDict
 import msgspec
 import numpy as np
 
-from bench.results.record import DataUsed, Result, failure_path, number_text, read_arrays, read_result
-from engine.errors import UserError
+from bench.results.record import DataUsed, Result, read_arrays, read_result
 from engine.files import digest, read_json, write_atomic
-from engine.printing import did_you_mean, table
 
 VERSION = 1  # raise it when the same file would be read differently
 
@@ -176,86 +169,3 @@ def _cache_file(out: Path) -> Path:
 def _version() -> str:
     # Results that were cached before a field was added lack its values.
     return digest([VERSION, msgspec.json.schema(Result)])
-
-
-STATUSES = ("ok", "failed", "unreadable")  # of a result file
-
-
-def find_results(out: Path, options: Mapping[str, str | None]) -> dict[Path, Result | str]:
-    """The result files that match all options: path -> the result, or why it cannot be read.
-
-    options: checkpoint, data, protocol, status -> the user's value; None: any. ValueError, with the choices, for a
-    value that matches no file.
-    """
-    files = read_files(out).items()
-    contents = {path: stored if isinstance(stored, str) else stored.result for path, stored in files}
-    names = {path: _names_of(out, path, content) for path, content in contents.items()}
-    for option, word in options.items():
-        choices = {name for of_file in names.values() for name in of_file[option]}
-        if word is not None and option != "status" and word not in choices:
-            raise UserError(option, f"{out} has no such result{did_you_mean(word, sorted(choices))}", word)
-        contents = {path: content for path, content in contents.items() if word is None or word in names[path][option]}
-    return contents
-
-
-def _folders(out: Path, path: Path) -> tuple[str, str]:
-    """The folders in the path of a result: checkpoint (`NAME-DIGEST8`) and image set; "" if the path has others."""
-    parts = path.relative_to(out / "results").parts
-    return (parts[0], parts[1]) if len(parts) == 3 else ("", "")
-
-
-def _names_of(out: Path, path: Path, content: Result | str) -> dict[str, list[str]]:
-    """Option -> the values of that option which match this file."""
-    checkpoint, data = _folders(out, path)
-    name, _, digest8 = checkpoint.rpartition("-")
-    return {
-        "checkpoint": [checkpoint, name, f"{name} ({digest8})"],
-        "data": [data],
-        "protocol": [content.protocol.name, content.task] if isinstance(content, Result) else [],
-        "status": [content.status if isinstance(content, Result) else "unreadable"],
-    }
-
-
-def listing(out: Path, contents: Mapping[Path, Result | str]) -> list[str]:
-    """A line for each file: status, checkpoint, protocol and seed, then the first number or why there is none."""
-    rows = []
-    for path, content in contents.items():
-        checkpoint, data = _folders(out, path)
-        if isinstance(content, str):
-            rows.append(("unreadable", checkpoint, f"{data}/{path.stem}", content))
-            continue
-        again = ", made again" if path.stem.endswith(".failed") else ""
-        ending = content.message
-        if content.status == "ok":
-            name, metric = next(iter(content.metrics.items()))
-            ending = f"{name} {number_text(metric.value, metric.unit)}  {content.date[:10]}"
-        rows.append((content.status, checkpoint, f"{content.group} seed {content.seed}{again}", ending))
-    statuses = [row[0] for row in rows]
-    return [*table(rows), ", ".join(f"{statuses.count(status)} {status}" for status in STATUSES)]
-
-
-def remove(out: Path, paths: Iterable[Path]) -> Path:
-    """Move result files, with their arrays, logs and failures, to a new folder; returns it.
-
-    A result file is moved before its arrays, so that no reader finds a result without them.
-    """
-    folder = out / "removed" / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-    for file in dict.fromkeys(file for path in paths for file in _files_of(path)):
-        target = folder / file.relative_to(out / "results")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(file, target)
-    return folder
-
-
-def _files_of(path: Path) -> list[Path]:
-    """The existing files of a result: itself, its arrays and log, and a failed attempt to make it again."""
-    results = [path] if path.stem.endswith(".failed") else [path, failure_path(path)]
-    files = [result.with_suffix(suffix) for result in results for suffix in (".json", ".npz", ".log")]
-    return [file for file in files if file.exists()]
-
-
-def refuse_ambiguous(out: Path, paths: Iterable[Path], name: str | None) -> None:
-    """ValueError if several checkpoints have the `name`: more would be removed than the user meant."""
-    folders = list(dict.fromkeys(_folders(out, path)[0] for path in paths))
-    if name and len(folders) > 1:
-        raise UserError("checkpoint", f"{len(folders)} checkpoints have this name; give {' or '.join(folders)}", name)

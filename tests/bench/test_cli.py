@@ -74,7 +74,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(words, named, refused):
 
 
 def test_debug_shows_the_traceback(bench):
-    code, _, err = bench("results", "ls", "--out", "/nowhere", "--debug")
+    code, _, err = bench("leaderboard", "--out", "/nowhere", "--debug")
     assert code == 2
     assert "Traceback" in err
     assert err.splitlines()[-1].startswith("bench: error: /nowhere")
