@@ -32,7 +32,7 @@ def run(options: Options) -> int:
     if options.jobs:
         raise UserError("jobs", "bench pretrain is one job; omit it (for its size: --nodes, --gpus)", options.jobs)
     if cluster and not options.dry_run:
-        from bench.cluster import launch, pretraining_task
+        from bench.run.cluster import launch, pretraining_task
 
         return launch(replace(cluster, resume=True), pretraining_task)
     from bench.pretraining.run import run_pretraining

@@ -29,7 +29,7 @@ def run(options: Options) -> int:
     check_names(options.checkpoint, options.suite, options.data)
     cluster = cluster_of(options)
     if cluster and not options.dry_run:
-        from bench.cluster import evaluation_tasks, launch
+        from bench.run.cluster import evaluation_tasks, launch
 
         return launch(cluster, evaluation_tasks)
     if options.dry_run:

@@ -1,6 +1,5 @@
 """`--cluster`: its options, the jobs of a run, the script for SLURM, and the states that `bench status` shows."""
 
-import json
 import os
 import signal
 import sys
@@ -8,33 +7,28 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
+from test_results import RESULT
 
-from bench import cluster
 from bench.cli import parsed
-from bench.cluster import (
-    KILLED,
+from bench.commands.run import Options
+from bench.options import argv_of, cluster_of, minutes_of
+from bench.results.record import read_result, write_result
+from bench.run import cluster
+from bench.run.cluster import (
     SUBMISSION,
-    Attempt,
     BenchTask,
     Submission,
     Task,
-    now,
     numbered,
-    read_attempt,
     rows_of,
     submissions,
     words_of_run,
-    write_attempt,
 )
-from bench.commands.run import Options
-from bench.options import argv_of, cluster_of, minutes_of
-from bench.results.record import read_result
 from bench.run.prepare import prepare
 
 
@@ -162,7 +156,7 @@ def test_jobs_that_wait_or_are_done_are_not_submitted_again(slurm, bench, toys, 
     bench("run", "--checkpoint", exports[0], "--suite", "toy@one", "--data", "tiny=tiny:", "--out", out)
     submit(bench, toys, exports[:1], out)
     assert len(submissions(out)[0][1].tasks) == 4  # toy@one too: its result above has another toy.rate
-    (slurm / "queue").write_text("".join(f"77_{number}|PENDING|Priority\n" for number in range(3)))
+    (slurm / "queue").write_text("".join(f"77_{number}|PENDING|0:00||Priority\n" for number in range(3)))
     code, output, _ = submit(bench, toys, exports[:1], out)
     assert code == 0 and "3 jobs are submitted already" in output
     assert [task.title for task in submissions(out)[1][1].tasks] == ["first: dear@two"]
@@ -178,7 +172,7 @@ def test_a_pretraining_is_one_job_that_resumes(slurm, bench, refused):
     assert parsed(job.words)[1] == replace(parsed([*map(str, words)])[1], resume=True)
     script = (slurm / "script").read_text()
     assert all(f"#SBATCH --{option}\n" in script for option in ("nodes=4", "ntasks-per-node=8", "constraint=a100"))
-    (slurm / "queue").write_text("77|RUNNING|None\n")
+    (slurm / "queue").write_text("77|RUNNING|1:00|node7|None\n")
     refused(*words, "--cluster", "slurm", named="it is submitted already")
 
 
@@ -208,39 +202,32 @@ def task(number: int) -> Task:
 def save_submission(out, count: int) -> Path:
     folder = out / "cluster" / str(max(numbered(out), default=0) + 1)
     folder.mkdir(parents=True)
-    submission = Submission(date=now().isoformat(), tasks=tuple(map(task, range(count))))
+    submission = Submission(date="2000-01-01T00:00:00+00:00", tasks=tuple(map(task, range(count))))
     (folder / SUBMISSION).write_bytes(msgspec.json.encode(submission))
     return folder
 
 
-def test_status_combines_the_states_of_jobs_and_of_the_queue(slurm, bench):
+def test_status_combines_the_queue_with_results_and_logs(slurm, bench):
     out = slurm / "out"
     folder = save_submission(out, 7)
-    log = folder / "logs" / "5_3_0_log.out"
-    log.parent.mkdir()
-    log.write_text("some text\nbench: error: no memory\nmore text\n")
-    (log.parent / "5_3_1_log.out").write_text("nothing\n")
-    running = Attempt(stage="running", begun=now(), host="node7", log=str(log))
-    for number, attempt in {
-        0: replace(running, stage="ended", code=0, ended=now()),
-        1: running,
-        3: replace(running, stage="ended", code=2, ended=now()),
-        4: running,
-        5: replace(running, stage="stopped", code=75, ended=now()),
-        6: running,
-    }.items():
-        write_attempt(folder, number, attempt)
-    states = {1: "RUNNING|None", 2: "PENDING|Resources", 6: "OUT_OF_MEMORY|None"}
+    failed = replace(RESULT, status="failed", message="ValueError: a task", metrics={})
+    for number, result in ((0, replace(RESULT, date="2026-01-02T03:04:05+00:00")), (4, failed)):
+        write_result(out / f"results/n/d/{number}.json", result, {})
+    logs = folder / "logs"
+    logs.mkdir()
+    for number in (1, 3, 4, 5, 6):
+        (logs / f"5_{number}_0_log.out").write_text("some text\nthe last line\n")
+    (logs / "5_3_1_log.out").write_text("bench: error: no memory\nmore text\n")
+    states = {1: "RUNNING|1:02|node7|None", 2: "PENDING|0:00||Resources", 6: "OUT_OF_MEMORY|1:00|node7|None"}
     (slurm / "queue").write_text("".join(f"5_{number}|{state}\n" for number, state in states.items()))
     rows = rows_of(out)
-    assert [row.state for row in rows] == ["finished", "running", "waiting", "failed", "failed", "stopped", "failed"]
-    assert [rows[number].reason for number in (2, 3)] == ["Resources", "no memory"]
-    assert KILLED in rows[4].reason and "more memory than --mem" in rows[6].reason
+    assert [row.state for row in rows] == ["finished", "running", "waiting", *["failed"] * 4]
+    assert [rows[number].reason for number in (1, 2)] == ["1:02 on node7, the last line", "Resources"]
+    reasons = ("no memory", "ValueError: a task", "a signal stopped it", "more memory than --mem allows")
+    assert all(reason in row.reason for reason, row in zip(reasons, rows[3:], strict=True))
     code, output, _ = bench("status", "--out", out)
-    assert code == 1 and output.splitlines()[-1] == "1 finished, 1 running, 1 waiting, 1 stopped, 3 failed"
-    assert f"log: {log}" in output and "job 5_1" in output and "on node7" in output
-    code, output, _ = bench("status", "--out", out, "--json")
-    assert [task["state"] for task in json.loads(output)] == [row.state for row in rows]
+    assert code == 1 and output.splitlines()[-1] == "1 finished, 1 running, 1 waiting, 4 failed"
+    assert f"log: {logs}/5_3_0_log.out" in output and "job 5_1, 1:02 on node7" in output
 
 
 def test_a_later_submission_replaces_jobs_of_the_same_results(tmp_path):
@@ -249,15 +236,9 @@ def test_a_later_submission_replaces_jobs_of_the_same_results(tmp_path):
     assert [row.task.number for row in rows_of(tmp_path)] == [2, 0, 1]
 
 
-def test_a_clock_that_was_set_back_makes_no_negative_duration():
-    ended = now() - timedelta(days=1)
-    assert Attempt(stage="ended", code=0, begun=now(), ended=ended).seconds == 0
-
-
-@pytest.mark.parametrize("begun", ["soon", "2020-01-01T00:00:00"])
-def test_times_of_an_attempt_that_are_none_are_refused(tmp_path, refused, begun):
-    path = save_submission(tmp_path, 1) / "task-0.json"
-    path.write_text(json.dumps({"stage": "running", "begun": begun}))
+def test_a_damaged_submission_is_named(tmp_path, refused):
+    path = save_submission(tmp_path, 1) / SUBMISSION
+    path.write_text("{")
     refused("status", "--out", tmp_path, named=f"{path} | move")
 
 
@@ -278,30 +259,27 @@ class QueuedAgain(Exception):
 
 
 @pytest.fixture
-def job(tmp_path, monkeypatch):
-    """`job(code, name, signal)` runs a Python program as a task on a cluster, as submitit would, and sends a signal."""
-    folder = save_submission(tmp_path, 1)
-    environment = SimpleNamespace(
-        USR_SIG="USR2",
-        global_rank=0,
-        num_tasks=1,
-        hostname="node7",
-        raw_job_id="5",
-        paths=SimpleNamespace(stdout=folder / "5_0_log.out"),
-    )
+def job(monkeypatch):
+    """`job(code, signal)` runs a Python program as a task on a cluster, as submitit would, and sends a signal.
+
+    Returns how it ended: "queued again", or its exit code.
+    """
+    environment = SimpleNamespace(USR_SIG="USR2", global_rank=0, num_tasks=1, raw_job_id="5")
 
     def queue_again(number, frame):
         raise QueuedAgain
 
-    def call(code: str, number: int = 0) -> Attempt:
+    def call(code: str, number: int = 0) -> str | int:
         monkeypatch.setattr("submitit.JobEnvironment", lambda: environment)
         monkeypatch.setattr(cluster, "COMMAND", (sys.executable, "-u", "-c", code))
-        bench_task = BenchTask(str(folder), 0, ())
         if number:
             threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
-        with suppress(QueuedAgain, SystemExit):
-            bench_task()
-        return read_attempt(folder, 0)
+        try:
+            return BenchTask(())()
+        except QueuedAgain:
+            return "queued again"
+        except SystemExit as ending:
+            return ending.code
 
     previous = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)}
     signal.signal(signal.SIGUSR2, queue_again)
@@ -311,24 +289,21 @@ def job(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("number", "state", "stage"),
+    ("number", "state", "ending"),
     [
         (signal.SIGUSR2, "RUNNING", "queued again"),  # the end of its time
         (signal.SIGTERM, "RUNNING", "queued again"),  # a preemption
-        (signal.SIGTERM, "CANCELLED", "stopped"),
+        (signal.SIGTERM, "CANCELLED", 75),
     ],
 )
-def test_a_job_that_a_signal_stops_is_queued_again_unless_it_was_cancelled(job, slurm, number, state, stage):
+def test_a_job_that_a_signal_stops_is_queued_again_unless_it_was_cancelled(job, slurm, number, state, ending):
     (slurm / "programs" / "squeue").write_text(f"#!/bin/sh\necho {state}\n")
-    attempt = job(STOPPABLE, number)
-    assert (attempt.stage, attempt.code, attempt.attempts) == (stage, 75, 1)
+    assert job(STOPPABLE, number) == ending
 
 
-def test_an_attempt_records_how_its_command_ended(job, capfd):
-    assert (job("").stage, job("").code, job("").attempts) == ("ended", 0, 3)
-    assert job("raise SystemExit(2)").code == 2
-    killed = job("import os; os.kill(os.getpid(), 9)")
-    assert (killed.stage, killed.code, killed.host) == ("ended", -9, "node7")
+def test_a_job_ends_as_its_command_does(job, capfd):
+    assert job("") == 0 and job("raise SystemExit(2)") == 2
+    assert job("import os; os.kill(os.getpid(), 9)") == -9
     assert "bench: error: the process was killed by signal 9" in capfd.readouterr().err
 
 
@@ -338,14 +313,12 @@ def test_a_job_runs_in_the_processes_that_submitit_starts(toy_packages, exports,
 
     monkeypatch.setenv("PYTHONPATH", f"{toy_packages}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}")
     out = tmp_path / "out"
-    folder = save_submission(out, 2)
-    executor = LocalExecutor(folder / "logs")
+    executor = LocalExecutor(tmp_path / "logs")
     executor.update_parameters(tasks_per_node=2, timeout_min=5, stderr_to_stdout=True)
     words = ("run", "--checkpoint", str(exports[0]), "--suite", "toy@one", "--data", "tiny=tiny:", "--out", str(out))
-    executor.submit(BenchTask(str(folder), 0, words)).wait()
-    assert read_attempt(folder, 0).code == 0
+    executor.submit(BenchTask(words)).wait()
     assert [read_result(path).processes for path in (out / "results").rglob("*.json")] == [2]
-    waiting = executor.submit(BenchTask(str(folder), 1, (*words, "--rerun", "--set", "toy.mode=wait")))
+    waiting = executor.submit(BenchTask((*words, "--rerun", "--set", "toy.mode=wait")))
     end = time.monotonic() + 120
     while not (out / "cache" / "waiting").exists() or not processes_with("RANK=1", str(out)):
         assert time.monotonic() < end
@@ -353,7 +326,7 @@ def test_a_job_runs_in_the_processes_that_submitit_starts(toy_packages, exports,
     (victim,) = processes_with("RANK=1", str(out))
     os.kill(victim, signal.SIGKILL)
     waiting.wait()
-    log = Path(read_attempt(folder, 1).log).read_text()
+    log = waiting.paths.stdout.read_text()
     assert f"process 1 of 2 (pid {victim}, host " in log and "killed by signal 9" in log
 
 

@@ -5,14 +5,13 @@ that tasks share a folder of results as a user's own runs would. Protocols of a 
 or train on the same stream of augmented images, are one task: separate jobs would compute these twice, or wait for each
 other with idle GPUs. The checkpoints are imported here, once; the tasks read the exports.
 
-The state of submitted jobs is kept in files, written by the submitting command and by the jobs:
-
     OUT/cluster/N/submission.json     submission number N: a task for each job, with its command and its results
-    OUT/cluster/N/task-K.json         the state of task K, as its job last wrote it
     OUT/cluster/N/logs/               what the jobs print, and submitit's own files
 
-They are JSON; submitit's own pickles are read only by its jobs. The other modules of bench/ are imported where they are
-used, because this one stays in the memory of a job while its command runs.
+The state of a job is what SLURM says of it while it waits or runs, then what its results and its log say.
+
+The other modules of bench/ are imported where they are used, because this one stays in the memory of a job while its
+command runs.
 """
 
 import os
@@ -31,7 +30,7 @@ from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -39,21 +38,14 @@ from engine.errors import UserError
 from engine.files import locked, open_regular, read_json, write_atomic
 from engine.optional import require
 from engine.printing import counted, printable, say, table
-from engine.progress import span
-from engine.training.interruptions import STOPPED
 
 if TYPE_CHECKING:
     from bench.options import ClusterOptions, EvaluationOptions, PretrainOptions
-    from bench.results.record import Result
     from bench.run.checkpoints import LoadedCheckpoint
     from bench.run.prepare import Job
 
 FOLDER, SUBMISSION = "cluster", "submission.json"  # OUT/cluster, and a file of each submission
-State = Literal["finished", "running", "waiting", "stopped", "failed"]
-Stage = Literal["running", "queued again", "stopped", "ended"]
-Time = Annotated[datetime, msgspec.Meta(tz=True)]
-Queue = Mapping[str, tuple[str, str]]  # job id -> SLURM's state and reason
-Record = TypeVar("Record")
+State = Literal["finished", "running", "waiting", "failed"]
 Launched = TypeVar("Launched", "EvaluationOptions", "PretrainOptions")
 
 
@@ -76,29 +68,6 @@ class Submission:
     tasks: tuple[Task, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """The newest attempt of a task, as its job last wrote it."""
-
-    stage: Stage
-    code: int | None = None  # exit code of the command; negative: the signal that killed it
-    attempts: int = 1  # number of attempts, including this one
-    begun: Time | None = None
-    ended: Time | None = None
-    host: str = ""
-    log: str = ""  # path of the first process's output
-
-    @property
-    def seconds(self) -> float:
-        """Its duration so far; 0 if the clock was set back."""
-        return max(0.0, ((self.ended or now()) - self.begun).total_seconds()) if self.begun else 0.0
-
-
-def now() -> datetime:
-    """The current time, UTC, to the second."""
-    return datetime.now(UTC).replace(microsecond=0)
-
-
 def numbered(out: Path) -> dict[int, Path]:
     """Number of each submission -> its folder, the oldest first."""
     folders = (path for path in (out / FOLDER).glob("*/") if path.name.isdecimal())
@@ -107,25 +76,15 @@ def numbered(out: Path) -> dict[int, Path]:
 
 def submissions(out: Path) -> list[tuple[Path, Submission]]:
     """All submissions of a folder of results with their own folders, the oldest first. ValueError for damaged files."""
-    folders = [folder for folder in numbered(out).values() if (folder / SUBMISSION).exists()]
-    return [(folder, _read(folder / SUBMISSION, Submission)) for folder in folders]
-
-
-def read_attempt(folder: Path, number: int) -> Attempt | None:
-    """The newest attempt of task `number`, or None before the first."""
-    path = folder / f"task-{number}.json"
-    return _read(path, Attempt) if path.exists() else None
-
-
-def write_attempt(folder: Path, number: int, attempt: Attempt) -> None:
-    write_atomic(folder / f"task-{number}.json", msgspec.json.encode(attempt))
-
-
-def _read(path: Path, kind: type[Record]) -> Record:
-    try:
-        return read_json(path, type=kind)
-    except ValueError as error:
-        raise ValueError(f"not a submission's file: {error}; move {path.parent} away and submit again") from error
+    recorded = []
+    for folder in numbered(out).values():
+        if (path := folder / SUBMISSION).exists():
+            try:
+                recorded.append((folder, read_json(path, type=Submission)))
+            except ValueError as error:
+                text = f"not a submission's file: {error}; move {folder} away and submit again"
+                raise ValueError(text) from error
+    return recorded
 
 
 # A job. submitit, in place of torchrun, starts a BenchTask in every process of it. The command runs in a child process,
@@ -139,14 +98,12 @@ GO_ON = "run the same command again to continue"
 
 @dataclass
 class BenchTask:
-    """A task of a submission; submitit pickles it and calls it in every process of the job.
+    """The command of a task; submitit pickles it and calls it in every process of the job.
 
     A scheduler announces the end of a job's time, or a preemption, by a signal. The command then saves its state and
     exits with code STOPPED, and submitit's handler of this signal queues the job again.
     """
 
-    folder: str  # of the submission
-    number: int
     words: tuple[str, ...]  # arguments of `bench`
     received: int | None = field(default=None, init=False)  # the last signal
     command: subprocess.Popen | None = field(default=None, init=False)
@@ -158,7 +115,7 @@ class BenchTask:
         return DelayedSubmission(replace(self))
 
     def __call__(self) -> int:
-        """Run the command, and record the attempt in the first process. SystemExit with its code, unless that is 0."""
+        """Run the command. SystemExit with its code, unless that is 0."""
         from submitit import JobEnvironment
 
         environment = JobEnvironment()
@@ -166,24 +123,9 @@ class BenchTask:
         queue_again = signal.getsignal(time_limit)  # submitit's handler
         for number in {time_limit, signal.SIGUSR1, signal.SIGTERM}:
             signal.signal(number, self.request_stop)
-        if environment.global_rank:
-            sys.exit(self.run_command(environment))
-        folder = Path(self.folder)
-        earlier = read_attempt(folder, self.number)
-        attempt = Attempt(
-            stage="running",
-            attempts=earlier.attempts + 1 if earlier else 1,
-            begun=now(),
-            host=environment.hostname,
-            log=str(environment.paths.stdout),
-        )
-        write_attempt(folder, self.number, attempt)
         code = self.run_command(environment)
-        stage: Stage = "stopped" if code == STOPPED or self.received is not None else "ended"
-        if self.received is not None and code != 0 and was_not_cancelled(environment.raw_job_id):
-            stage = "queued again"
-        write_attempt(folder, self.number, replace(attempt, stage=stage, code=code, ended=now()))
-        if stage == "queued again" and callable(queue_again):
+        is_stopped = self.received is not None and code != 0 and environment.global_rank == 0
+        if is_stopped and callable(queue_again) and was_not_cancelled(environment.raw_job_id):
             queue_again(time_limit, None)  # raises SystemExit
         if code:
             sys.exit(code)
@@ -328,7 +270,8 @@ def launch(options: Launched, tasks_of: Callable[[Launched, set[str]], list[Task
         folder = out / FOLDER / str(max(numbered(out), default=0) + 1)
         folder.mkdir()
         try:
-            submission = Submission(date=now().isoformat(), tasks=tuple(submit_to_slurm(folder, tasks, options)))
+            date = datetime.now(UTC).isoformat(timespec="seconds")
+            submission = Submission(date=date, tasks=tuple(submit_to_slurm(folder, tasks, options)))
             write_atomic(folder / SUBMISSION, msgspec.json.encode(submission))
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -375,8 +318,7 @@ def submit_to_slurm(folder: Path, tasks: Sequence[Task], options: "ClusterOption
         # errors that it raises.
         with clean_env(), redirect_stderr(StringIO()):
             os.environ.update(cluster_variables)
-            callables = [BenchTask(str(folder.absolute()), task.number, task.words) for task in tasks]
-            jobs = executor.submit_array(callables)
+            jobs = executor.submit_array([BenchTask(task.words) for task in tasks])
     except (RuntimeError, ValueError, OSError) as error:  # sbatch's message is its last line
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError("cluster", lines[-1].removeprefix("sbatch: error: "), "slurm") from error
@@ -385,8 +327,8 @@ def submit_to_slurm(folder: Path, tasks: Sequence[Task], options: "ClusterOption
 
 # States.
 
-# Of squeue (man squeue, JOB STATE CODES); sacct, which submitit uses, needs accounting and reports no reason. A job in
-# none of these states has ended.
+# Of squeue (man squeue, JOB STATE CODES), which unlike sacct, submitit's, needs no accounting and gives a reason. A job
+# in none of these states has ended.
 WAITS = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 RUNS = ("RUNNING", "CONFIGURING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED")
 ENDINGS = {
@@ -396,9 +338,18 @@ ENDINGS = {
     "OUT_OF_MEMORY": "it needed more memory than --mem allows",
     "PREEMPTED": "it was preempted",
 }
-KILLED = "it was killed, or its node was lost"
 TAIL = 1 << 16  # bytes at the end of a log that are searched for the error
 ERROR = "bench: error: "
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuedJob:
+    """A job as squeue prints it."""
+
+    state: str
+    reason: str
+    time: str  # that it has run, `1:12:30`
+    nodes: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,26 +358,14 @@ class Row:
 
     task: Task
     state: State
-    attempt: Attempt | None
-    reason: str = ""  # why it waits, stopped or failed
-    results: Mapping[str, "Result"] = field(default_factory=dict)  # result file -> good result, for those that exist
+    reason: str = ""  # why it waits or failed; of a running job where and how long it runs, and its last line
+    results: Sequence[str] = ()  # those that are there
+    log: Path | None = None  # of the first process; None before its job has begun
 
     @property
     def is_open(self) -> bool:
         """Whether the task waits or runs."""
         return self.state in ("waiting", "running")
-
-    @property
-    def seconds(self) -> float:
-        """Duration of the current or last attempt."""
-        return self.attempt.seconds if self.attempt else 0.0
-
-    @property
-    def printed_last(self) -> str:
-        """The last line that a running job printed; "" if there is none."""
-        log = Path(self.attempt.log) if self.attempt and self.state == "running" else None
-        lines = _tail(log) if log and log.exists() else []
-        return printable(next((line for line in reversed(lines) if line.strip()), ""))
 
 
 def rows_of(out: Path) -> list[Row]:
@@ -442,70 +381,53 @@ def rows_of(out: Path) -> list[Row]:
     return rows
 
 
-def slurm_queue() -> Queue | None:
-    """The user's jobs, including those that ended some minutes ago; None if SLURM cannot be queried."""
+def slurm_queue() -> Mapping[str, QueuedJob] | None:
+    """The user's jobs by id, including those that ended some minutes ago; None if SLURM cannot be queried."""
     if not shutil.which("squeue"):
         return None
-    command = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%r"]
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%M|%N|%r"]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     if completed.returncode:
         return None
-    lines = (line.strip().split("|", 2) for line in completed.stdout.splitlines())
-    return {job: (state, reason) for job, state, reason in lines}
+    lines = (line.strip().split("|", 4) for line in completed.stdout.splitlines())
+    return {job: QueuedJob(state=state, reason=why, time=time, nodes=nodes) for job, state, time, nodes, why in lines}
 
 
-def _row(out: Path, folder: Path, submission: Submission, task: Task, queue: Queue | None) -> Row:
+def _row(out: Path, folder: Path, submission: Submission, task: Task, queue: Mapping[str, QueuedJob] | None) -> Row:
     """The state of one task. queue: None if SLURM cannot be queried."""
     from bench.results.record import read_result
 
-    attempt, written = read_attempt(folder, task.number), {}
+    results, failures = [], []
     for name in task.results:
         if name.endswith(".json"):
             with suppress(OSError, ValueError):  # not written yet, or damaged, which counts as not written
-                written[name] = read_result(out / name)
-    good = {name: result for name, result in written.items() if result.status == "ok"}
-    good = {name: result for name, result in good.items() if result.date >= submission.date}
-    state, reason = _state_of_job(task, attempt, queue)
-    if state is None:
-        failures = [result.message for result in written.values() if result.status == "failed"]
-        state, reason = _state_of_ended(attempt, reason, len(good) == len(task.results), failures)
-    return Row(task=task, state=state, attempt=attempt, reason=reason, results=good)
-
-
-def _state_of_job(task: Task, attempt: Attempt | None, queue: Queue | None) -> tuple[State | None, str]:
-    """Whether a job waits or runs, or None if it has ended; with the reason."""
-    if queue is None:  # rely on the state that the job itself wrote last
-        if attempt is None or attempt.stage == "queued again":
-            return "waiting", "SLURM cannot be queried here"
-        return ("running", "SLURM cannot be queried here") if attempt.stage == "running" else (None, "")
-    state, reason = queue.get(task.job, ("", ""))
-    if state in WAITS:
-        return "waiting", reason
-    return ("running", "") if state in RUNS else (None, ENDINGS.get(state, ""))
-
-
-def _state_of_ended(attempt: Attempt | None, reason: str, complete: bool, failures: Sequence[str]) -> tuple[State, str]:
-    """The state of a task that neither waits nor runs, with the reason.
-
-    reason: SLURM's reason for its end, "" if unknown. complete: whether all of its results exist and are good.
-    failures: messages of its failed results.
-    """
-    if complete or (attempt and attempt.stage == "ended" and attempt.code == 0):
-        return "finished", ""
-    if attempt is None:
-        return "stopped", f"{reason or 'it never started'}; {GO_ON}"
-    if attempt.stage in ("stopped", "queued again"):
-        return "stopped", f"{reason or 'a signal stopped it'}, its state is saved; {GO_ON}"
-    if attempt.stage == "running":
-        return "failed", f"{reason or KILLED}; {GO_ON}"
-    if failures:
-        return "failed", failures[0] + (f"; and {len(failures) - 1} more" if len(failures) > 1 else "")
-    log = Path(attempt.log)
-    logs = sorted(log.parent.glob(f"{log.name.rsplit('_', 2)[0]}_*_log.out"))  # JOB_PROCESS_log.out
-    if errors := [line for path in logs for line in _tail(path) if line.startswith(ERROR)]:
-        return "failed", printable(errors[-1].removeprefix(ERROR))
-    code = attempt.code or 0
-    return "failed", f"killed by signal {-code}; {GO_ON}" if code < 0 else f"exit code {code}"
+                result = read_result(out / name)
+                if result.status == "failed":
+                    failures.append(result.message)
+                elif result.date >= submission.date:
+                    results.append(name)
+        elif (out / name).exists():  # the export of a pretraining
+            results.append(name)
+    logs = sorted((folder / "logs").glob(f"{task.job}_*_log.out"))  # JOB_PROCESS_log.out
+    row = Row(task=task, state="waiting", results=results, log=logs[0] if logs else None)
+    if len(results) == len(task.results):
+        return replace(row, state="finished")
+    if queue is None:
+        return replace(row, reason="SLURM cannot be queried here")
+    job = queue.get(task.job, QueuedJob(state="", reason="", time="", nodes=""))
+    if job.state in WAITS:
+        return replace(row, reason=job.reason)
+    lines = {log: [line for line in _tail(log) if line.strip()] for log in logs}
+    if job.state in RUNS:
+        printed_last = printable(lines[logs[0]][-1][:100]) if logs and lines[logs[0]] else ""
+        return replace(
+            row, state="running", reason=", ".join(filter(None, (f"{job.time} on {job.nodes}", printed_last)))
+        )
+    errors = [line.removeprefix(ERROR) for log in logs for line in lines[log] if line.startswith(ERROR)]
+    reason = ENDINGS.get(job.state) or (failures or [printable(error) for error in errors[-1:]] or [""])[0]
+    if not reason:
+        reason = "a signal stopped it" if logs else "it never started"
+    return replace(row, state="failed", reason=f"{reason}; {GO_ON}")
 
 
 def _tail(path: Path) -> list[str]:
@@ -523,26 +445,8 @@ def status_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def _details(row: Row) -> str:
-    """The details of a job in one line: results, times, and the last line of its log or why it ended."""
-    attempt = row.attempt or Attempt(stage="ended")
+    """The details of a job in one line: its number of results, where it runs or why it does not, and its log."""
     job = f"job {row.task.job}" if row.task.job else ""
-    done = f"{len(row.results)} of {len(row.task.results)} results" if row.results else ""
-    if row.state == "finished":
-        parts = [job, f"in {span(row.seconds)}" if row.attempt else ""]
-    elif row.state == "running":
-        number = f"attempt {attempt.attempts}" if attempt.attempts > 1 else ""
-        parts = [job, done, f"for {span(row.seconds)} on {attempt.host}", number, row.printed_last[:100]]
-    else:
-        parts = [job, done, row.reason, f"log: {attempt.log}" if attempt.log else ""]
-    return ", ".join(filter(None, parts))
-
-
-def status_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The state of each job as JSON values."""
-    return [
-        msgspec.to_builtins(row.task)
-        | {"state": row.state, "reason": row.reason, "done": list(row.results)}
-        | {"seconds": round(row.seconds, 1), "printed_last": row.printed_last}
-        | {"attempt": msgspec.to_builtins(row.attempt)}
-        for row in rows
-    ]
+    done = f"{len(row.results)} of {len(row.task.results)} results" if row.results and row.state != "finished" else ""
+    log = f"log: {row.log}" if row.log and row.state == "failed" else ""
+    return ", ".join(filter(None, (job, done, row.reason, log)))
