@@ -8,14 +8,13 @@ are only tested on request.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from bench.published.values import published_in
 from bench.results.record import Result, interval_decimals, number_text, sizes_note, suffix
 from bench.results.store import comparable_results
 from bench.statistics.intervals import LEVEL
@@ -69,8 +68,6 @@ class Comparisons:
 
     found: tuple[Comparison, ...]  # with their corrected p
     left_out: tuple[str, ...]  # a line for each comparison that is not possible, with the reason
-    # (group, metric) -> a line of published numbers of the compared architectures, by the same protocol and images
-    published: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """The tables and sentences that `bench compare` prints."""
@@ -85,9 +82,8 @@ def to_text(comparisons: Comparisons) -> str:
         tables.setdefault(comparison_title(comparison), []).append(comparison)
     for title, rows in tables.items():
         sizes = [f"  {row.sizes}" for row in rows if row.sizes]
-        published = [comparisons.published.get((row.group, row.metric), "") for row in rows]
         seeds = [_seeds_line(row) for row in rows if row.over_seeds]
-        lines += [title, *_table(rows), *seeds, *dict.fromkeys([*sizes, *filter(None, published)]), ""]
+        lines += [title, *_table(rows), *seeds, *dict.fromkeys(sizes), ""]
     count = len(comparisons.found)
     mains: dict[tuple[str, str, str], Comparison] = {}  # first metric of each pair and protocol
     for comparison in comparisons.found:
@@ -250,25 +246,10 @@ def compare(
         else comparison
         for comparison in comparisons
     ]
-    of_labels = [stored.result for label in labels for stored in selected[label]]
     return Comparisons(
-        published=_published_lines(of_labels, {(comparison.group, comparison.metric) for comparison in comparisons}),
         found=tuple(replace(comparison, p_holm=p) for comparison, p in zip(comparisons, corrected, strict=True)),
         left_out=tuple(left_out),
     )
-
-
-def _published_lines(results: Sequence[Result], columns: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """(group, metric) -> a line of numbers, `dinov2-s 92.95 +- 0.66 (mieb:cifar10)`, of the results' architectures."""
-    architectures = {result.checkpoint.architecture for result in results}
-    numbers: dict[tuple[str, str], list[str]] = {}
-    for name, values in sorted(published_in(results)[0].items()):
-        for column, value in values.items():
-            if column in columns and value.architecture in architectures:
-                spread = "" if value.std is None else f" +- {value.std:g}"
-                text = f"{name} {number_text(value.value, value.unit)}{spread} ({value.table})"
-                numbers.setdefault(column, []).append(text)
-    return {column: f"  published, of the same architecture: {', '.join(texts)}" for column, texts in numbers.items()}
 
 
 def compare_match(
@@ -333,7 +314,7 @@ def _selects(options: Mapping[str, str | None], result: Result) -> bool:
 
 
 def _refuse(options: Mapping[str, str | None], results: Sequence[Result]) -> None:
-    """ValueError for the first option that selects no result, or for their combination."""
+    """ValueError for the first option that selects no result, or for the first two that select none together."""
     choices = {
         "data": {result.data.name for result in results},
         "protocol": {result.protocol.name for result in results},
@@ -344,4 +325,10 @@ def _refuse(options: Mapping[str, str | None], results: Sequence[Result]) -> Non
             text = f"these checkpoints have no such result{did_you_mean(value, sorted(names))}"
             raise UserError(argument, text, value)
     chosen = [argument for argument in choices if options[argument] is not None]
-    raise UserError(chosen[-1], f"no result of these checkpoints has it together with {chosen[0]}; omit one")
+    for together in [*combinations(chosen, 2), tuple(chosen)]:
+        values = {argument: options[argument] for argument in together}
+        if not any(_selects(values, result) for result in results):
+            *others, last = together
+            others_text = " and ".join(option(argument, values[argument]) for argument in others)
+            text = f"no result of these checkpoints has it together with {others_text}; omit one"
+            raise UserError(last, text, values[last])

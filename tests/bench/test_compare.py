@@ -195,6 +195,14 @@ def test_data_and_protocol_choose_what_is_compared(compare, tmp_path):
     assert "Holm over 1" in chosen and "cars/knn@moca" in chosen
 
 
+def test_two_options_that_no_result_has_together_are_both_named(refused, tmp_path):
+    for name in "ab":
+        save(tmp_path, name, 200, protocol=KNN)
+        save(tmp_path, name, 200, protocol=replace(KNN, name="linear@dino"), metrics={"other": MetricRecord(value=1.0)})
+    words = ("a", "b", "--data", "digits", "--protocol", "knn@dino", "--metric", "other", "--out", tmp_path)
+    refused("compare", *words, named="--metric other: | --protocol knn@dino; omit one")
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
