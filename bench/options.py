@@ -113,15 +113,6 @@ class NetworkOptions(Options, CommandOptions):
     """The options of commands that run networks on image sets."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublicationOptions(CommandOptions):
-    """The options of commands that prepare results for publication."""
-
-    # NAME=ORG/NAME: an image set's id on the Hugging Face Hub, such as cifar10=uoft-cs/cifar10
-    hub_dataset: tuple[str, ...] = ()
-    source: str = ""  # URL: where results, logs and commands are published
-
-
 DAY = 24 * 60  # minutes
 # As sbatch takes them: minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]].
 SLURM_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")

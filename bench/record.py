@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.reports.card import CardSubject, Publication, card_files, read_config, without_folders
+from bench.reports.card import CardSubject, Publication, card_of, read_config, without_folders
 from bench.reports.leaderboard import TEXT_FORMATS, leaderboard_of, with_ties
 from bench.results.record import (
     BY_NAME,
@@ -30,7 +30,7 @@ from bench.results.store import StoredResult
 from bench.run.suites import catalogue
 from bench.statistics import intervals
 from bench.statistics.significance import Key, PairedTestCache
-from checkpoints.export import COST, is_export
+from checkpoints.export import CARD, COST, is_export
 from checkpoints.runs import EXPORT, RUN, is_run
 from downstream.metrics.scores import weighted_ap, weighted_scores
 from engine.errors import UserError, command, command_line, in_one_line
@@ -59,10 +59,10 @@ what was measured how. `path-3f2a91bc/cifar10` stands for a folder of the measur
 
 | file | what |
 |---|---|
-| `leaderboard.md`, `.csv`, `.tex`, `.html` | the tables |
+| `leaderboard.md`, `.csv`, `.tex` | the tables |
 | `results/` | a JSON file for each result, with its values for every image (`.npz`) and the log of a failure (`.log`) |
 | `checkpoints/` | what each checkpoint is, and the log of its pretraining where it was done here; no weights |
-| `cards/` | a model card for each, with `.eval_results/`, for the Hugging Face Hub |
+| `cards/` | a model card for each, for the Hugging Face Hub |
 | `references.bib` | BibTeX of every protocol and method used |
 | `commands.sh` | the commands that make the results again |
 | `SHA256SUMS` | of every file: `sha256sum -c SHA256SUMS` |
@@ -160,8 +160,7 @@ def derived_files(folder: Path, publication: Publication) -> dict[str, str]:
         config = read_config(checkpoint) if (checkpoint / "config.json").is_file() else None
         subjects[used.key] = subject = CardSubject(used=used, config=config)
         if not used.is_raw_pixels:
-            cards = card_files(subject, own, publication)
-            files |= {f"cards/{used.unique_name}/{name}": text for name, text in cards.items()}
+            files[f"cards/{used.unique_name}/{CARD}"] = card_of(subject, own, publication)
     scripts = {"commands.sh": rerun_script(results, subjects), "references.bib": references(results)}
     return files | scripts | {"README.md": README}
 

@@ -36,7 +36,7 @@ EVALUATION_SIZE, EVALUATION_CROP = EVALUATION_FACTS = ("evaluation_size", "evalu
 IMPORTER_FACTS = ("importer_version", "assumed", *EVALUATION_FACTS)  # which another version of an importer may change
 COST = "cost.json"  # holds the fact "cost"
 FILES = {"config.json", "model.safetensors", "extra.safetensors", COST}
-CARD, EVALUATIONS = "README.md", ".eval_results"  # written by `bench card` for the Hub
+CARD = "README.md"  # written by `bench card` for the Hub
 CARD_MARK = "<!-- written by bench card; delete this line to keep your changes -->"
 CLASS_ATTENTION = ("class_query", "class_attention.")  # beginnings of names of tensors
 SHARED_TABLE = "rel_pos_bias.relative_position_bias_table"
@@ -428,7 +428,7 @@ def settings_for_timm(config: Mapping[str, Any]) -> dict[str, Any]:
 def _is_replaceable(folder: Path) -> bool:
     """Whether a folder is empty, or holds only an export and a card that `bench card` wrote."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {"a file"}
-    known = FILES | ({CARD, EVALUATIONS} if is_card(folder / CARD) else set())
+    known = FILES | ({CARD} if is_card(folder / CARD) else set())
     return not names or (names <= known and is_export(folder))
 
 

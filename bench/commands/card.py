@@ -4,28 +4,27 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.options import PublicationOptions
+from bench.options import CommandOptions
 from engine.errors import UserError
 
 EPILOG = """README.md describes what the export is, how it was trained, how timm loads it and what was measured. Its
-header has the numbers as model-index. .eval_results/ has the numbers on image sets of the Hub: ImageNet-1k is known,
-others are named by --hub-dataset. Nothing is uploaded; to upload: hf upload ORG/NAME DIR.
+header has the numbers as model-index, which the Hub shows. Nothing is uploaded; to upload: hf upload ORG/NAME DIR.
 
 examples:
   bench card --checkpoint runs/mae/export --out results
   bench card --checkpoint runs/mae/export --out results --model-id me/mae-s --licence apache-2.0
-  bench card --checkpoint exports/dino --out results --model-id me/dino-s --hub-dataset cifar10=uoft-cs/cifar10
 """
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(PublicationOptions):
+class Options(CommandOptions):
     """Options of `bench card`."""
 
     checkpoint: Path  # EXPORT: folder of an export
     out: Path | None = None  # DIR: folder that `bench run` wrote to; without it the card has no results
     to: Path | None = None  # DIR: where to write (the export's folder)
     model_id: str | None = None  # ORG/NAME: id of the model on the Hub
+    source: str = ""  # URL: where results, logs and commands are published
     # SPDX: licence of the weights if their source names none: apache-2.0, mit, ... (spdx.org/licenses)
     licence: str | None = None
     # also the results of --limit, --set and --image-size, which are left out because others would take them for the
@@ -53,18 +52,12 @@ def run(options: Options) -> int:
         say(f"{counted(left_out, 'result')} {text}", errors=True)
     models = [f"{subject.used.name}={options.model_id}"] if options.model_id else []
     licences = [f"{subject.used.name}={options.licence}"] if options.licence else []
-    publication = publication_from(models, options.hub_dataset, options.source, licences)
+    publication = publication_from(models, options.source, licences)
     groups = shared_groups(results)
     if options.out and not groups and not left_out:
         say(f"{options.out} has no results for digest {subject.used.digest[:12]}: the card has none", errors=True)
     folder = options.to or options.checkpoint
-    for path in write_card(folder, subject, results, publication, options.force):
-        say(f"written: {path}")
+    say(f"written: {write_card(folder, subject, results, publication, options.force)}")
     if not subject.licence(publication):
         say("licence: unknown, as the card states; give it by --licence, such as --licence apache-2.0", errors=True)
-    for name in sorted({group.newest.data.name for group in groups if not publication.dataset(group.newest.data)}):
-        say(
-            f"{name}: not in .eval_results, because its id on the Hub is unknown; give --hub-dataset {name}=ORG/NAME",
-            errors=True,
-        )
     return 0

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.options import Positional, PublicationOptions
+from bench.options import CommandOptions, Positional
 
 EPILOG = """A record holds everything that the numbers are based on except weights and images: result files with their
-values for every image, logs, descriptions of the checkpoints, commands, tables, BibTeX, and model cards with the
-Hugging Face Hub's metadata files. Paths of this machine are removed from all texts. The same results give the same
+values for every image, logs, descriptions of the checkpoints, commands, tables, BibTeX, and model cards for
+the Hugging Face Hub. Paths of this machine are removed from all texts. The same results give the same
 bytes. --check compares the sums, computes every metric and interval from the values of the images again, and compares
 leaderboard.csv.
 
@@ -20,13 +20,14 @@ exit codes of --check: 0 everything agrees; 1 it does not, with a line for each 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(PublicationOptions):
+class Options(CommandOptions):
     """Options of `bench record`."""
 
     out: Positional[Path | None] = None  # OUT: folder that `bench run` wrote to
     to: Path | None = None  # DIR: write the record there; an older record is replaced
     check: Path | None = None  # DIR: check a record
     model_id: tuple[str, ...] = ()  # NAME=ORG/NAME: a checkpoint's id on the Hub
+    source: str = ""  # URL: where results, logs and commands are published
     # NAME=SPDX: licence of a checkpoint's weights if their source names none, such as mae-s=apache-2.0
     licence: tuple[str, ...] = ()
 
@@ -48,7 +49,7 @@ def run(options: Options) -> int:
     if not options.out or not options.to:
         raise UserError("to", "give OUT --to DIR to write a record, or --check DIR alone to check one")
     check_folder(options.out)
-    publication = publication_from(options.model_id, options.hub_dataset, options.source, options.licence)
+    publication = publication_from(options.model_id, options.source, options.licence)
     write_record(options.out, options.to, publication)
     say(f"written: {options.to}; check it by: {command_line('record', check=options.to)}")
     return 0

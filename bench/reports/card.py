@@ -1,9 +1,8 @@
 """A model card: what an export is, how it was trained, how to load it with timm, and its results.
 
 A card is a function of the export's config.json and of results, so the same input gives the same bytes. Folders of this
-machine are removed. Results appear in the two formats of the Hugging Face Hub: `model-index` in the card's header, and
-files in `.eval_results/` (modelcard.md and eval_results.yaml of huggingface/hub-docs; docs/sharing.md describes both).
-The Hub's parsers ignore unknown keys and accept any value; tests check what is written here against strict schemas.
+machine are removed. Results are in the text and, for the Hugging Face Hub, as `model-index` in the card's header
+(modelcard.md of huggingface/hub-docs).
 """
 
 import re
@@ -17,12 +16,11 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from bench.options import check_writable
-from bench.published.values import SETS
 from bench.reports.leaderboard import Cell, cell_text, leaderboard_of
-from bench.results.record import CheckpointUsed, DataUsed, Result, TrainingCost, pixels_text
+from bench.results.record import CheckpointUsed, Result, TrainingCost, pixels_text
 from bench.results.store import comparable_results
 from bench.run.checkpoints import default_name, describe, epochs_of
-from checkpoints.export import CARD, CARD_MARK, COST, EVALUATIONS, ViTExport, is_card, is_export
+from checkpoints.export import CARD, CARD_MARK, COST, ViTExport, is_card, is_export
 from checkpoints.runs import EXPORT, is_run
 from checkpoints.spec import ViTSpec
 from engine.errors import UserError
@@ -39,8 +37,7 @@ LICENCES = {
     *("cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0", "cc-by-nc-nd-4.0"),
 }
 UNKNOWN = "unknown"
-IMAGENET = "ILSVRC/imagenet-1k"  # on the Hub
-HUB_ID, HUB_FORM = r"[A-Za-z0-9][\w.-]*/[\w.-]+", "NAME=ORG/NAME, such as cifar10=uoft-cs/cifar10"
+HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 
 
 def spdx_name(text: str) -> str:
@@ -69,29 +66,17 @@ class Publication:
     """Facts about a publication that only the user knows."""
 
     models: Mapping[str, str] = field(default_factory=dict)  # name of a checkpoint -> its id on the Hub, ORG/NAME
-    datasets: Mapping[str, str] = field(default_factory=dict)  # name of an image set -> its id on the Hub
     source: str = ""  # URL under which results, logs and commands are published
     licences: Mapping[str, str] = field(default_factory=dict)  # name of a checkpoint -> SPDX identifier of its licence
 
-    def dataset(self, data: DataUsed) -> str:
-        """Id of an image set on the Hub: the user's, or ImageNet's if the counts are ImageNet's; "" if unknown."""
-        known = IMAGENET if dict(data.images) == dict(SETS["imagenet"].images) else ""
-        return self.datasets.get(data.name, known)
 
-
-def publication_from(
-    models: Sequence[str],
-    datasets: Sequence[str],
-    source: str,
-    licences: Sequence[str] = (),
-) -> Publication:
+def publication_from(models: Sequence[str], source: str, licences: Sequence[str] = ()) -> Publication:
     """The publication described by command-line options. ValueError names the wrong option and what to write."""
     if source and not re.fullmatch(r"https?://\S+", source):
         raise UserError("source", "write a URL, such as https://github.com/me/results", source)
     spdx = named_values(licences, "licence", "NAME=SPDX, such as mae-s=apache-2.0", "[^=]+")
     return Publication(
-        models=named_values(models, "model_id", HUB_FORM, HUB_ID),
-        datasets=named_values(datasets, "hub_dataset", HUB_FORM, HUB_ID),
+        models=named_values(models, "model_id", "NAME=ORG/NAME, such as mae-s=me/mae-s", HUB_ID),
         source=source,
         licences={name: spdx_name(licence) for name, licence in spdx.items()},
     )
@@ -110,11 +95,6 @@ class SharedGroup(NamedTuple):
         """`knn@dino[limit=100]`: the group without its image set."""
         return self.name.removeprefix(f"{self.newest.data.name}/")
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether this is the unmodified protocol on all images, so that others' numbers are comparable."""
-        return self.newest.variant in ((), (f"v{self.newest.protocol.version}",))
-
 
 def shared_groups(results: Iterable[Result]) -> list[SharedGroup]:
     """One checkpoint's successful results by group; an unmodified protocol comes before its variants."""
@@ -127,7 +107,11 @@ def shared_groups(results: Iterable[Result]) -> list[SharedGroup]:
         cells = {metric: row[group, metric] for metric in metrics if row[group, metric].higher_is_better is not None}
         if cells:
             groups.append(SharedGroup(group, newest[group], cells, leaderboard.caveats[group]))
-    return sorted(groups, key=lambda group: (group.newest.data.name, group.newest.protocol.name, not group.is_plain))
+
+    def place(group: SharedGroup) -> tuple[str, str, int]:
+        return group.newest.data.name, group.newest.protocol.name, len(group.newest.variant)
+
+    return sorted(groups, key=place)
 
 
 # An absolute path of two parts or more; not the path of a URL, and not the second half of a word, as in ViT-S/16.
@@ -236,8 +220,8 @@ def results_on(out: Path, subject: CardSubject) -> list[Result]:
 
 def write_card(
     folder: Path, subject: CardSubject, results: Sequence[Result], publication: Publication, force: bool = False
-) -> Iterator[Path]:
-    """Write the card and the files of `.eval_results/`; yields their paths.
+) -> Path:
+    """Write the card into a folder, and return its path.
 
     UserError if the folder holds a README.md that is not an unedited card of `bench card`, unless `force`.
     """
@@ -245,24 +229,13 @@ def write_card(
     if card.exists() and not is_card(card) and not force:
         raise UserError("force", f"{card} was not written by bench card, or was edited since; give this to replace it")
     check_writable(folder)
-    files = card_files(subject, results, publication)
-    for old in (folder / EVALUATIONS).glob("*.yaml"):
-        if f"{EVALUATIONS}/{old.name}" not in files:
-            old.unlink()
-    for name, text in files.items():
-        write_atomic(folder / name, text)
-        yield folder / name
+    write_atomic(card, card_of(subject, results, publication))
+    return card
 
 
-def card_files(subject: CardSubject, results: Iterable[Result], publication: Publication) -> dict[str, str]:
-    """Path in the export's folder -> content: the card and the files of `.eval_results/`."""
-    groups = shared_groups(results)
-    return {CARD: _card(subject, groups, publication), **_eval_files(groups, publication)}
-
-
-def _card(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publication) -> str:
+def card_of(subject: CardSubject, results: Iterable[Result], publication: Publication) -> str:
     """The text of README.md."""
-    used, facts = subject.used, subject.facts
+    used, facts, groups = subject.used, subject.facts, shared_groups(results)
     hub_id = publication.models.get(used.name)
     trained = f", trained by {used.method}" + (" with labels" if facts.get("uses_labels") else "")
     rows = [
@@ -395,7 +368,7 @@ def _eval_result(group: SharedGroup, metric: str, cell: Cell, publication: Publi
     data, protocol = group.newest.data, group.newest.protocol
     return EvalResult(
         task_type=_hub_terms(next(iter(group.cells)))[0],
-        dataset_type=publication.dataset(data) or hub_text(data.name),
+        dataset_type=hub_text(data.name),
         dataset_name=hub_text(data.name),
         dataset_split="validation",
         dataset_args={"fingerprint": data.fingerprints.get("val"), "images": data.images.get("val")},
@@ -411,28 +384,3 @@ def _eval_result(group: SharedGroup, metric: str, cell: Cell, publication: Publi
         source_name="results, logs and commands" if publication.source else None,
         source_url=publication.source or None,
     )
-
-
-def _eval_files(groups: Sequence[SharedGroup], publication: Publication) -> dict[str, str]:
-    """Path of each file of `.eval_results/` -> content: the main number of every unmodified protocol, by dataset.
-
-    Variants (changed settings, limits, skipped images) are left out, as the Hub's leaderboards would rank them together
-    with the protocol itself.
-    """
-    files: dict[str, list[dict[str, Any]]] = {}
-    for group in groups:
-        newest, (metric, cell) = group.newest, next(iter(group.cells.items()))
-        dataset = publication.dataset(newest.data)
-        if not dataset or not group.is_plain:
-            continue
-        text = f"{metric} {cell_text(cell)}, 95 % interval in brackets; version {newest.protocol.version}"
-        entry = {
-            "dataset": {"id": dataset, "task_id": hub_text(newest.protocol.name)},
-            "value": cell.mean,
-            "date": newest.date if re.fullmatch(r"[\d-]{10}T[\d:.]{8,}\+00:00", newest.date) else "",
-            "source": {"url": publication.source} if publication.source else {},
-            "notes": hub_text("; ".join([text, *(caveat.rstrip(".") for caveat in group.caveats)])),
-        }
-        entries = files.setdefault(f"{EVALUATIONS}/{dataset.replace('/', '_')}.yaml", [])
-        entries.append({key: value for key, value in entry.items() if value not in ("", {})})
-    return {path: _yaml(entries) for path, entries in files.items()}

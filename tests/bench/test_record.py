@@ -78,7 +78,7 @@ def folder(exports, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def written(folder, tmp_path_factory) -> Path:
     to = tmp_path_factory.mktemp("published") / "record"
-    assert main(["record", str(folder), "--to", str(to), "--hub-dataset", "digits=me/digits"]) == 0
+    assert main(["record", str(folder), "--to", str(to)]) == 0
     return to
 
 
@@ -91,7 +91,7 @@ def test_a_record_agrees_with_its_results_and_is_reproducible(bench, folder, wri
     code, output, err = bench("record", "--check", written)
     assert (code, output, err) == (0, f"{written}: sums, numbers and leaderboard.csv agree with its arrays\n", "")
     before = contents(written)
-    assert bench("record", folder, "--to", tmp_path / "again", "--hub-dataset", "digits=me/digits")[0] == 0
+    assert bench("record", folder, "--to", tmp_path / "again")[0] == 0
     assert contents(tmp_path / "again") == before == contents(written), "a check leaves nothing behind"
     assert subprocess.run(["sha256sum", "-c", "--quiet", SUMS], cwd=written).returncode == 0
 
@@ -100,7 +100,7 @@ def test_contents_of_a_record(folder, written):
     names = set(contents(written))
     digest, trained = next((folder / "exports").iterdir()).name, next(written.glob("checkpoints/third-*"))
     expected = {"README.md", "commands.sh", "leaderboard.csv", "leaderboard.md", "leaderboard.tex"}
-    expected |= {f"cards/{digest}/README.md", f"cards/{digest}/.eval_results/me_digits.yaml"}
+    expected |= {f"cards/{digest}/README.md"}
     expected |= {f"checkpoints/{digest}/config.json", "results/second-00000000/digits/b@c-seed0.log"}
     assert expected <= names
     assert {name for name in names if name.endswith(".npz")} == {

@@ -4,23 +4,21 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from random import Random
 
 import pytest
 import yaml
-from huggingface_hub import ModelCard, eval_result_entries_to_yaml, parse_eval_result_entries
+from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
 from made_results import EVIL, any_board, harmless, made_checkpoint, made_metrics, made_result, save_result
 from markdown_it import MarkdownIt
 from PIL import Image
 
 from bench.reports.card import (
-    IMAGENET,
     CardSubject,
     Publication,
-    card_files,
+    card_of,
     hub_names,
     publication_from,
     read_config,
@@ -29,11 +27,11 @@ from bench.reports.card import (
     subject_of,
     without_folders,
 )
-from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed
+from bench.results.record import CheckpointUsed, ProtocolUsed
 from checkpoints.export import CARD_MARK, EVALUATION_SIZE, ViTExport
 from checkpoints.resolve import pixels
 
-KNOWN = Publication(models={"alpha": "me/alpha"}, datasets={"digits": "me/digits"}, source="https://example.org/r")
+KNOWN = Publication(models={"alpha": "me/alpha"}, source="https://example.org/r")
 
 
 @pytest.fixture
@@ -64,33 +62,21 @@ def header_of(text: str) -> dict:
     return header
 
 
-def entries_of(text: str) -> list[dict]:
-    """The entries of a file of .eval_results; the Hub's parser must read all of it."""
-    entries = yaml.safe_load(text)
-    assert entries and eval_result_entries_to_yaml(parse_eval_result_entries(entries)) == entries
-    assert json.dumps(entries, allow_nan=False)
-    for entry in entries:
-        assert re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", entry["dataset"]["id"]) and entry["dataset"]["task_id"]
-        assert type(entry["value"]) in (int, float) and datetime.fromisoformat(entry["date"])
-        assert entry["notes"] and re.fullmatch(r"https?://\S+", entry.get("source", {"url": "https://x"})["url"])
-    return entries
-
-
 def test_a_card_shows_the_measured_results(bench, export, tmp_path):
     out, checkpoint = tmp_path / "out", subject_of(export).used
     for result in measured(replace(checkpoint, name="named-otherwise")):
         save_result(out, result)
     other_size = {"image_size": 48, "seed": 7}  # 48 px were chosen, the network's own are 32
     save_result(out, made_result(checkpoint, made_metrics({"top1_k10": 20.0}), **other_size))
-    names = ("--model-id", "me/alpha", "--hub-dataset", "digits=me/digits", "--licence", "mit")
+    names = ("--model-id", "me/alpha", "--licence", "mit")
     words = ("card", "--checkpoint", export, "--out", out, *names)
     code, output, err = bench(*words)
-    assert code == 0 and err.startswith("2 results with --limit") and output.count("written: ") == 2
+    assert code == 0 and err.startswith("2 results with --limit") and output.count("written: ") == 1
     text = (export / "README.md").read_text()
     assert "limit=8" not in text and "48px" not in text and "+-" in text
     words = (*words, "--all")
     code, output, err = bench(*words)
-    assert code == 0 and err == "" and output.count("written: ") == 2
+    assert code == 0 and err == "" and output.count("written: ") == 1
     text = (export / "README.md").read_text()
     for line in (
         "| digits | knn@dino | 1 | top1_k10 | 81.00 [75.0, 85.0] +- 0.82 (n=3) |",
@@ -102,18 +88,10 @@ def test_a_card_shows_the_measured_results(bench, export, tmp_path):
         'model = timm.create_model("hf-hub:me/alpha", pretrained=True).eval()',
     ):
         assert line in text.split("\n"), line
-    entries = entries_of((export / ".eval_results" / "me_digits.yaml").read_text())
-    assert [(entry["dataset"]["task_id"], entry["value"]) for entry in entries] == [
-        ("knn@dino", 81.0),
-        ("linear@mae", 60),
-    ]
-    assert entries[0]["notes"] == ("top1_k10 81.00 [75.0, 85.0] +- 0.82 (n=3), 95 % interval in brackets; version 1")
     assert bench(*words)[0] == 0 and (export / "README.md").read_text() == text
     assert header_of(text)["license"] == "mit" and "as the author of this card says: MIT." in text
-    lines = bench("card", "--checkpoint", export, "--out", out, "--all")[2].splitlines()
-    assert lines[0].startswith("licence: unknown, as the card states; give it by --licence")
-    assert lines[1].startswith("digits: not in .eval_results, because its id") and len(lines) == 2
-    assert not list(export.rglob("*.yaml")), "entries of a data set that is no longer named are removed"
+    (line,) = bench("card", "--checkpoint", export, "--out", out, "--all")[2].splitlines()
+    assert line.startswith("licence: unknown, as the card states; give it by --licence")
     assert ViTExport.load(export).verify() == []
 
 
@@ -123,34 +101,29 @@ def test_a_card_says_what_is_known_of_an_imported_network(export):
     facts = {**imported.facts, "method": "transformers", EVALUATION_SIZE: 16}
     shutil.rmtree(export)
     replace(imported, facts=facts).save(export)
-    text = card_files(subject_of(export), [], Publication())["README.md"]
+    text = card_of(subject_of(export), [], Publication())
     assert "trained by" not in text and "| method |" not in text
     assert "| image, patch | 32 px, patches of 16 px |" in text and "| 16 px |" in text
 
 
 def test_the_hubs_parsers_read_every_number(export):
     subject = subject_of(export)
-    files = card_files(subject, measured(subject.used), KNOWN)
-    assert len(header_of(files["README.md"])["model-index"]) == 1
-    card = ModelCard(files["README.md"])
+    text = card_of(subject, measured(subject.used), KNOWN)
+    assert len(header_of(text)["model-index"]) == 1
+    card = ModelCard(text)
     assert card.data.library_name == "timm" and card.data.license == "unknown"
     assert [result.metric_value for result in card.data.eval_results] == [81.0, 70.0, 60.0, 10.0]
-    assert {result.dataset_type for result in card.data.eval_results} == {"me/digits"}
-    parsed = parse_eval_result_entries(entries_of(files[".eval_results/me_digits.yaml"]))
-    assert [(entry.dataset_id, entry.value, entry.source_url) for entry in parsed] == [
-        ("me/digits", 81.0, KNOWN.source),
-        ("me/digits", 60.0, KNOWN.source),
-    ]
+    assert {(result.dataset_type, result.source_url) for result in card.data.eval_results} == {("digits", KNOWN.source)}
 
 
 def test_the_code_of_a_card_runs(export, monkeypatch):
-    files = card_files(subject_of(export), [], Publication())
-    (code,) = re.findall(r"```python\n(.*?)```", files["README.md"], re.DOTALL)
+    text = card_of(subject_of(export), [], Publication())
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(export)
     names: dict = {}
     exec(code, names)
     tokens = names["model"].forward_features(names["transform"](Image.new("RGB", (40, 50)))[None])
-    assert tokens.shape == (1, 5, 12) and "None yet." in files["README.md"]
+    assert tokens.shape == (1, 5, 12) and "None yet." in text
 
 
 def test_licences_are_names_of_spdx_and_the_hub():
@@ -158,22 +131,13 @@ def test_licences_are_names_of_spdx_and_the_hub():
     assert hub_names("LicenseRef-Mine") == {"license": "other", "license_name": "LicenseRef-Mine"}
     weights = CardSubject(used=made_checkpoint("a"), config={"vit_export": {"licence": "unknown"}})
     assert hub_names(weights.licence(Publication())) == {"license": "unknown"}
-    assert publication_from([], [], "", licences=["a=b=apache-2.0"]).licences == {"a=b": "Apache-2.0"}
+    assert publication_from([], "", licences=["a=b=apache-2.0"]).licences == {"a=b": "Apache-2.0"}
     for wrong in ("a=apache", "mit"):
         with pytest.raises(ValueError, match=f"licence='{wrong.removeprefix('a=')}': "):
-            publication_from([], [], "", licences=[wrong])
+            publication_from([], "", licences=[wrong])
     weights = replace(weights, config={"vit_export": {"licence": "CC-BY-NC-4.0"}})
     with pytest.raises(ValueError, match=r"licence=.* the source of these weights says CC-BY-NC-4.0; leave the"):
         weights.licence(Publication(licences={"a": "MIT"}))
-
-
-def test_imagenet_is_recognised_by_its_numbers_of_images():
-    data = DataUsed(name="in1k", url="folder:/x", images={"train": 1281167, "val": 50000})
-    result = made_result(made_checkpoint(), made_metrics({"top1": 80.0}), data=data)
-    assert list(card_files(CardSubject(used=result.checkpoint), [result], Publication())) == [
-        "README.md",
-        f".eval_results/{IMAGENET.replace('/', '_')}.yaml",
-    ]
 
 
 def cards_of(leaderboard) -> list[tuple[CardSubject, list]]:
@@ -189,11 +153,8 @@ def test_hostile_text_in_results_does_not_break_cards(export):
     config["vit_export"] |= evil
     for seed in range(20):
         leaderboard = any_board(Random(seed))
-        names = {stored.result.data.name for stored in leaderboard.results}
-        publication = replace(KNOWN, datasets=dict.fromkeys(names, "me/digits"))
         for subject, results in cards_of(leaderboard):
-            files = card_files(replace(subject, config=config), results, publication)
-            text = harmless(files["README.md"])
+            text = harmless(card_of(replace(subject, config=config), results, KNOWN))
             assert header_of(text)
             body = text.split("---\n", 2)[2].replace(CARD_MARK, "").replace(f"<{KNOWN.source}>", "")
             tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(body)
@@ -201,8 +162,6 @@ def test_hostile_text_in_results_does_not_break_cards(export):
                 child.type for token in tokens for child in token.children or ()
             }
             assert not {"html_block", "html_inline", "link_open", "image"} & kinds
-            for name in files.keys() - {"README.md"}:
-                assert entries_of(harmless(files[name]))
 
 
 def test_deviations_are_not_shared_as_scores():
@@ -225,7 +184,6 @@ def test_a_card_written_by_hand_is_kept(bench, refused, export, tmp_path):
     ("words", "named"),
     [
         (("--model-id", "alpha"), "--model-id alpha: write ORG/NAME"),
-        (("--hub-dataset", "digits"), "--hub-dataset digits: write NAME=ORG/NAME"),
         (("--source", "here"), "--source here: write a URL"),
         (("--out", "nowhere"), "nowhere does not exist"),
     ],
