@@ -9,15 +9,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.record import check_record, rerun_script, stored_results
-from bench.reports.card import CardSubject, read_config
+from bench.record import check_record, stored_results
 from bench.reports.contents import contents
 from bench.reports.figures import TrainingLog, read_log, updates_in
 from bench.reports.leaderboard import leaderboard_of, with_ties
 from bench.reports.page import figures_of, page_of
 from bench.results.record import CheckpointUsed
 from bench.statistics.significance import PairedTestCache
-from checkpoints.export import CARD
 from engine.errors import UserError
 from engine.files import read_json, read_text, write_atomic
 
@@ -67,19 +65,6 @@ def site_page(record: Path, title: str = "", back: str = "") -> str:
     cache = PairedTestCache()  # every test is computed anew
     leaderboard = with_ties(leaderboard_of(stored.result for stored in results), results, cache)
     logs = {name: log for used, name in leaderboard.names.items() if (log := training_log(record, used))}
-    texts = {}
-    for used, name in leaderboard.names.items():
-        own_results = [
-            stored.result
-            for stored in results
-            if stored.result.status == "ok" and stored.result.checkpoint.key == used.key
-        ]
-        folder = record / "checkpoints" / used.unique_name
-        config = read_config(folder) if (folder / "config.json").is_file() else None
-        subject = CardSubject(used=used, config=config)
-        texts[name] = {"Commands that reproduce these numbers": rerun_script(own_results, {used.key: subject})}
-        if (card := record / "cards" / used.unique_name / CARD).is_file():
-            texts[name]["Model card"] = read_text(card)
     report = contents(leaderboard, cache, starts_of(record), updates_in(logs))
     own_title, introduction = about(record)
     return page_of(
@@ -87,7 +72,6 @@ def site_page(record: Path, title: str = "", back: str = "") -> str:
         figures_of(report, logs),
         title=title or own_title,
         introduction=introduction,
-        texts=texts,
         record=record.resolve().name,
         back=back,
     )

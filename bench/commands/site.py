@@ -1,4 +1,4 @@
-"""Write a page of each record for any web host: tables, figures, checkpoints and their commands."""
+"""Write a page of each record for any web host: tables, figures and facts of the checkpoints."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -453,43 +453,43 @@ def provenance(result: Result) -> dict[str, object]:
 
 def headline(report: ReportContents) -> str:
     """What paired tests show over all tables, and whether other trainings could change it."""
-    tables = [table for table in report.tables if table.ranks]
-    beaten = [table for table in report.tables if any(gain.pixels for gain in table.gains.values())]
-    if not tables:
-        alone: dict[str, list[str]] = defaultdict(list)  # network -> its gains over raw pixels
-        for table in beaten:
-            for used in table.networks:
-                if (gain := table.gains.get(used.key)) and gain.beats_pixels:
-                    own = alone[report.board.names[used]]
-                    own.append(f"{gain.over_pixels} in {table.title} on {table.result.data.name}")
-        if alone:
-            return " ".join(
-                f"{name} beats raw pixels by {', by '.join(own[:MAX_NAMED])}"
-                + f", and in {len(own) - MAX_NAMED} more" * (len(own) > MAX_NAMED)
-                + "."
-                for name, own in alone.items()
-            )
-        return "No protocol has measured and tested two trained networks yet, so there is nothing to rank."
-    total = f"of {len(tables)} protocol{'s' * (len(tables) > 1)}"
-    alone_first = Counter(table.leaders[0] for table in tables if len(table.leaders) == 1).most_common()
-    first = Counter(name for table in tables for name in table.leaders).most_common()
-    if alone_first:
-        named = [f"{name} in {times}" for name, times in alone_first[:MAX_NAMED]]
-        named += ["others elsewhere"] if len(alone_first) > MAX_NAMED else []
-        text = f"Significantly better than every other network: {', '.join(named)} {total}"
-    else:
-        text = f"No network is significantly better than all others in any {total}"
-    most = sorted(name for name, times in first if times == first[0][1])
-    if not alone_first or first[0][1] > alone_first[0][1]:
-        names = in_words(most) if len(most) <= MAX_NAMED else f"{len(most)} networks"
-        text += f"; best or tied with the best most often: {names}, in {first[0][1]}"
-    text += "; ".join(["", *filter(None, [trainings_in_words(report)])]) + "."
-    unbeaten = sum(not any(gain.beats_pixels for gain in table.gains.values()) for table in beaten)
-    if unbeaten:
-        text += (
-            f" No network is shown to be better than raw pixels in {unbeaten} of the {len(beaten)} that measured them."
+    ranked = [table for table in report.tables if table.ranks]
+    if not ranked:
+        return gains_in_words(report) or (
+            "No protocol has measured and tested two trained networks yet, so there is nothing to rank."
         )
+    first = Counter(name for table in ranked for name in table.leaders)
+    alone = Counter(table.leaders[0] for table in ranked if len(table.leaders) == 1)
+    order = sorted(first, key=lambda name: (-first[name], -alone[name], name))
+    named = [
+        f"{name} in {first[name]}" + f" (significantly better than all others in {alone[name]})" * (name in alone)
+        for name in order[:MAX_NAMED]
+    ]
+    named += [counted(len(order) - MAX_NAMED, "other network")] if len(order) > MAX_NAMED else []
+    text = f"Best or tied with the best in {counted(len(ranked), 'protocol')}: {in_words(named)}"
+    text = "; ".join(filter(None, [text, trainings_in_words(report)])) + "."
+    with_pixels = [table for table in report.tables if any(gain.pixels for gain in table.gains.values())]
+    unbeaten = sum(not any(gain.beats_pixels for gain in table.gains.values()) for table in with_pixels)
+    if unbeaten:
+        of_all = f"{unbeaten} of the {len(with_pixels)} that measured them"
+        text += f" No network is shown to be better than raw pixels in {of_all}."
     return text
+
+
+def gains_in_words(report: ReportContents) -> str:
+    """By how much each network beats raw pixels, where no two are compared; "" if none does."""
+    gains: dict[str, list[str]] = defaultdict(list)  # network -> its gains over raw pixels
+    for table in report.tables:
+        for used in table.networks:
+            if (gain := table.gains.get(used.key)) and gain.beats_pixels:
+                on = f"in {table.title} on {table.result.data.name}"
+                gains[report.board.names[used]].append(f"by {gain.over_pixels} {on}")
+    return " ".join(
+        f"{name} beats raw pixels {', '.join(own[:MAX_NAMED])}"
+        + f", and in {len(own) - MAX_NAMED} more" * (len(own) > MAX_NAMED)
+        + "."
+        for name, own in gains.items()
+    )
 
 
 def trainings_in_words(report: ReportContents) -> str:

@@ -457,15 +457,16 @@ def to_terminal(leaderboard: Leaderboard, width: int, groups: Collection[str] | 
     """
     lines: list[str] = []
     caveats_above: set[str] = set()
-    for group, metrics in leaderboard.groups.items():
+    for group in leaderboard.groups:
         if groups is not None and group not in groups:
             continue
-        header, body = ["checkpoint", *metrics], _text_rows(leaderboard, group, intervals=len(metrics))
-        if sum(size + 2 for size in _column_widths(header, body)) > width:  # two spaces before every column
-            body = _text_rows(leaderboard, group, intervals=1)
+        rows = group_rows(leaderboard, group, str, lambda cell, _: cell_text(cell))
+        if sum(size + 2 for size in _column_widths(rows)) > width:  # two spaces before every column
+            plain = group_rows(leaderboard, group, str, lambda cell, _: cell_text(cell, with_interval=False))
+            rows = [[*row[:2], *numbers[2:]] for row, numbers in zip(rows, plain, strict=True)]
         caveats = [caveat for caveat in leaderboard.caveats[group] if caveat not in caveats_above]
         caveats_above.update(caveats)
-        lines += [group, *text_table(header, body, width), *caveats, ""]
+        lines += [group, *text_table(rows, width), *caveats, ""]
     if groups is None:
         lines += troubles(leaderboard)
     elif omitted := len(leaderboard.groups.keys() - set(groups)):
@@ -473,33 +474,21 @@ def to_terminal(leaderboard: Leaderboard, width: int, groups: Collection[str] | 
     return text_of(lines).rstrip() or "no results yet"
 
 
-def _text_rows(leaderboard: Leaderboard, group: str, intervals: int) -> list[list[str]]:
-    """Names and numbers of a group's checkpoints. intervals: number of leading metrics shown with intervals."""
-    rows = []
-    for checkpoint in leaderboard.checkpoints_in(group):
-        row = [leaderboard.names[checkpoint]]
-        for position, metric in enumerate(leaderboard.groups[group]):
-            cell = leaderboard.rows[checkpoint].get((group, metric))
-            row.append(cell_text(cell, position < intervals))
-        rows.append(row)
-    return rows
-
-
-def text_table(header: Sequence[str], body: Sequence[Sequence[str]], width: int) -> list[str]:
-    """A text table of at most `width` characters; the last line counts the columns that do not fit."""
-    widths = _column_widths(header, body)
+def text_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """A header and rows as a text table of at most `width` characters; the last line counts columns that do not fit."""
+    widths = _column_widths(rows)
     fitting, used = 1, widths[0] + 2
     while fitting < len(widths) and (fitting == 1 or used + 2 + widths[fitting] <= width):
         used += 2 + widths[fitting]
         fitting += 1
-    lines = table([cells[:fitting] for cells in (header, *body)], right=range(1, fitting), indent=2)
+    lines = table([cells[:fitting] for cells in rows], right=range(1, fitting), indent=2)
     if hidden := len(widths) - fitting:
         lines.append(f"  ... {hidden} more {'column' if hidden == 1 else 'columns'} in leaderboard.csv")
     return lines
 
 
-def _column_widths(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(header, *body, strict=True)]
+def _column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
 
 CellWriter = Callable[[Cell, bool], str]  # a cell, and whether it is bold -> markup

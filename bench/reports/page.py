@@ -61,7 +61,6 @@ def page_of(
     details: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     title: str = "How good are these checkpoints?",
-    texts: Mapping[str, Mapping[str, str]] | None = None,
     introduction: str = "",
     record: str = "",
     back: str = "",
@@ -73,7 +72,6 @@ def page_of(
         figures: heading -> SVG (`figures_of`).
         details: anchor of a table -> what is shown below it (`details_by_table`).
         title: of the page.
-        texts: checkpoint -> heading -> text that is shown with its facts.
         introduction: a paragraph below the title.
         record: name of the record that the page was made from.
         back: address of the page that links here.
@@ -109,7 +107,6 @@ def page_of(
         details_by_table=details or {},
         figures=figures or {},
         title=title,
-        texts=texts or {},
         introduction=introduction,
         record=record,
         back=back,

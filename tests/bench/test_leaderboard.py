@@ -157,7 +157,7 @@ def test_a_terminal_table_fits_the_width():
 
 
 def test_the_narrowest_table_shows_one_column():
-    assert text_table(["name", "x", "y"], [["a", "1", "2"]], 1) == [
+    assert text_table([["name", "x", "y"], ["a", "1", "2"]], 1) == [
         "  name  x",
         "  a     1",
         "  ... 1 more column in leaderboard.csv",
