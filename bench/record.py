@@ -8,14 +8,13 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.reports.card import CardSubject, Publication, card_of, read_config, without_folders
+from bench.reports.card import CardSubject, read_config, without_folders
 from bench.reports.leaderboard import TEXT_FORMATS, leaderboard_of, with_ties
 from bench.results.record import (
     BY_NAME,
@@ -30,7 +29,7 @@ from bench.results.store import StoredResult
 from bench.run.suites import catalogue
 from bench.statistics import intervals
 from bench.statistics.significance import Key, PairedTestCache
-from checkpoints.export import CARD, COST, is_export
+from checkpoints.export import COST, is_export
 from checkpoints.runs import EXPORT, RUN, is_run
 from downstream.metrics.scores import weighted_ap, weighted_scores
 from engine.errors import UserError, command, command_line, in_one_line
@@ -62,7 +61,6 @@ what was measured how. `path-3f2a91bc/cifar10` stands for a folder of the measur
 | `leaderboard.md`, `.csv`, `.tex` | the tables |
 | `results/` | a JSON file for each result, with its values for every image (`.npz`) and the log of a failure (`.log`) |
 | `checkpoints/` | what each checkpoint is, and the log of its pretraining where it was done here; no weights |
-| `cards/` | a model card for each, for the Hugging Face Hub |
 | `references.bib` | BibTeX of every protocol and method used |
 | `commands.sh` | the commands that make the results again |
 | `SHA256SUMS` | of every file: `sha256sum -c SHA256SUMS` |
@@ -72,7 +70,7 @@ what was measured how. `path-3f2a91bc/cifar10` stands for a folder of the measur
 """
 
 
-def write_record(out: Path, folder: Path, publication: Publication) -> None:
+def write_record(out: Path, folder: Path) -> None:
     """Write the record of the results in `out` to `folder`, atomically.
 
     ValueError if `folder` holds anything but an older record.
@@ -80,17 +78,17 @@ def write_record(out: Path, folder: Path, publication: Publication) -> None:
     if folder.exists() and not (folder / ABOUT).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError("to", "the folder holds something that is not a record: choose a new one", folder)
     with folder_atomic(folder) as temporary:
-        for name, content in copied_files(out, publication):
+        for name, content in copied_files(out):
             write_atomic(temporary / name, content)
-        for name, text in derived_files(temporary, publication).items():
+        for name, text in derived_files(temporary).items():
             write_atomic(temporary / name, text)
         sums = {name: sha256_of_file(temporary / name) for name in sorted(_files(temporary))}
         write_atomic(temporary / SUMS, "".join(f"{total}  {name}\n" for name, total in sums.items()))
 
 
-def copied_files(out: Path, publication: Publication) -> Iterator[tuple[str, bytes]]:
+def copied_files(out: Path) -> Iterator[tuple[str, bytes]]:
     """(path in the record, content) of each copied file, and of record.json. ValueError for an unreadable result."""
-    yield ABOUT, _json({"format": 2, "tool": TOOL, "version": _version(), "publication": asdict(publication)})
+    yield ABOUT, _json({"format": 2, "tool": TOOL, "version": _version()})
     used: dict[Key, CheckpointUsed] = {}
     for path in result_files(out):
         try:
@@ -145,7 +143,7 @@ def _version() -> str:
     return f"{installed(TOOL)}, git {commit}" if (commit := git_commit()) else str(installed(TOOL))
 
 
-def derived_files(folder: Path, publication: Publication) -> dict[str, str]:
+def derived_files(folder: Path) -> dict[str, str]:
     """Path in the record -> content of each file that is derived from its results and the other copied files."""
     stored_here = stored_results(folder)
     results = [stored.result for stored in stored_here]
@@ -155,12 +153,9 @@ def derived_files(folder: Path, publication: Publication) -> dict[str, str]:
     files = {name: text_of(leaderboard) for name, text_of in TEXT_FORMATS.values()}
     subjects = {}
     for used in leaderboard.rows:
-        own = [result for result in results if result.checkpoint.key == used.key]
         checkpoint = folder / "checkpoints" / used.unique_name
         config = read_config(checkpoint) if (checkpoint / "config.json").is_file() else None
-        subjects[used.key] = subject = CardSubject(used=used, config=config)
-        if not used.is_raw_pixels:
-            files[f"cards/{used.unique_name}/{CARD}"] = card_of(subject, own, publication)
+        subjects[used.key] = CardSubject(used=used, config=config)
     scripts = {"commands.sh": rerun_script(results, subjects), "references.bib": references(results)}
     return files | scripts | {"README.md": README}
 

@@ -230,9 +230,8 @@ class Board:
     def write_record(self, folder: Path) -> None:
         """Write the record of all finished trainings and evaluations, and its two companion files."""
         from bench.record import write_record
-        from bench.reports.card import Publication
 
-        write_record(self.out, folder, Publication())
+        write_record(self.out, folder)
         searches = {path.stem: json.loads(path.read_text()) for path in self.out.glob("search/*.json")}
         starts = {name: start for seed in self.seeds for name, start in self.starts(seed).items()}
         search = {name: searches[name] for name in sorted(searches)}

@@ -16,7 +16,6 @@ from typing import Any
 
 import bench
 from bench.record import stored_results, write_record
-from bench.reports.card import Publication
 from bench.reports.leaderboard import leaderboard_of
 from bench.results.record import Result, number_with_interval
 from engine.errors import on_command_line
@@ -283,7 +282,7 @@ def main() -> None:
         parser.error("CHECKPOINT, SETS and --out are needed")
     run(arguments.checkpoint, arguments.sets, arguments.out, arguments.only)
     if arguments.record:
-        write_record(arguments.out, arguments.record, Publication())
+        write_record(arguments.out, arguments.record)
         companion_file(arguments.record, "md").write_text(page(arguments.record))
 
 

@@ -1,11 +1,9 @@
 """Write the model card of an export, with its results, for the Hugging Face Hub; works offline."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.options import CommandOptions
-from engine.errors import UserError
 
 EPILOG = """README.md describes what the export is, how it was trained, how timm loads it and what was measured. Its
 header has the numbers as model-index, which the Hub shows. Nothing is uploaded; to upload: hf upload ORG/NAME DIR.
@@ -23,24 +21,22 @@ class Options(CommandOptions):
     checkpoint: Path  # EXPORT: folder of an export
     out: Path | None = None  # DIR: folder that `bench run` wrote to; without it the card has no results
     to: Path | None = None  # DIR: where to write (the export's folder)
-    model_id: str | None = None  # ORG/NAME: id of the model on the Hub
+    model_id: str = ""  # ORG/NAME: id of the model on the Hub
     source: str = ""  # URL: where results, logs and commands are published
     # SPDX: licence of the weights if their source names none: apache-2.0, mit, ... (spdx.org/licenses)
-    licence: str | None = None
+    licence: str = ""
     # also the results of --limit, --set and --image-size, which are left out because others would take them for the
     # protocol's
     all: bool = False
-    force: bool = False  # replace a README.md that bench card did not write
 
 
 def run(options: Options) -> int:
     """0: the card is written."""
-    from bench.reports.card import HUB_ID, publication_from, results_on, shared_groups, subject_of, write_card
+    from bench.reports.card import Publication, results_on, shared_groups, subject_of, write_card
     from bench.results.record import check_folder
     from engine.printing import counted, say
 
-    if options.model_id and not re.fullmatch(HUB_ID, options.model_id):
-        raise UserError("model_id", "write ORG/NAME, such as me/mae-s", options.model_id)
+    publication = Publication(model_id=options.model_id, source=options.source, licence=options.licence)
     subject = subject_of(options.checkpoint, options.out)
     if options.out:
         check_folder(options.out)
@@ -50,14 +46,11 @@ def run(options: Options) -> int:
     if left_out := len(measured) - len(results):
         text = "with --limit, --set or --image-size left out; --all adds them"
         say(f"{counted(left_out, 'result')} {text}", errors=True)
-    models = [f"{subject.used.name}={options.model_id}"] if options.model_id else []
-    licences = [f"{subject.used.name}={options.licence}"] if options.licence else []
-    publication = publication_from(models, options.source, licences)
     groups = shared_groups(results)
     if options.out and not groups and not left_out:
         say(f"{options.out} has no results for digest {subject.used.digest[:12]}: the card has none", errors=True)
     folder = options.to or options.checkpoint
-    say(f"written: {write_card(folder, subject, results, publication, options.force)}")
+    say(f"written: {write_card(folder, subject, results, publication)}")
     if not subject.licence(publication):
         say("licence: unknown, as the card states; give it by --licence, such as --licence apache-2.0", errors=True)
     return 0

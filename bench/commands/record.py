@@ -6,10 +6,9 @@ from pathlib import Path
 from bench.options import CommandOptions, Positional
 
 EPILOG = """A record holds everything that the numbers are based on except weights and images: result files with their
-values for every image, logs, descriptions of the checkpoints, commands, tables, BibTeX, and model cards for
-the Hugging Face Hub. Paths of this machine are removed from all texts. The same results give the same
-bytes. --check compares the sums, computes every metric and interval from the values of the images again, and compares
-leaderboard.csv.
+values for every image, logs, descriptions of the checkpoints, commands, tables and BibTeX. Paths of this machine are
+removed from all texts. The same results give the same bytes. --check compares the sums, computes every metric and
+interval from the values of the images again, and compares leaderboard.csv.
 
 examples:
   bench record results --to published
@@ -26,16 +25,11 @@ class Options(CommandOptions):
     out: Positional[Path | None] = None  # OUT: folder that `bench run` wrote to
     to: Path | None = None  # DIR: write the record there; an older record is replaced
     check: Path | None = None  # DIR: check a record
-    model_id: tuple[str, ...] = ()  # NAME=ORG/NAME: a checkpoint's id on the Hub
-    source: str = ""  # URL: where results, logs and commands are published
-    # NAME=SPDX: licence of a checkpoint's weights if their source names none, such as mae-s=apache-2.0
-    licence: tuple[str, ...] = ()
 
 
 def run(options: Options) -> int:
     """0: written, or everything agrees; 1: a check found a difference."""
     from bench.record import check_record, write_record
-    from bench.reports.card import publication_from
     from bench.results.record import check_folder
     from engine.errors import UserError, command_line
     from engine.printing import counted, say
@@ -49,7 +43,6 @@ def run(options: Options) -> int:
     if not options.out or not options.to:
         raise UserError("to", "give OUT --to DIR to write a record, or --check DIR alone to check one")
     check_folder(options.out)
-    publication = publication_from(options.model_id, options.source, options.licence)
-    write_record(options.out, options.to, publication)
+    write_record(options.out, options.to)
     say(f"written: {options.to}; check it by: {command_line('record', check=options.to)}")
     return 0

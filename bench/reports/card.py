@@ -7,7 +7,7 @@ machine are removed. Results are in the text and, for the Hugging Face Hub, as `
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +26,6 @@ from checkpoints.spec import ViTSpec
 from engine.errors import UserError
 from engine.files import digest, read_json, write_atomic
 from engine.printing import in_markdown, markdown_table, millions, printable
-from engine.settings import named_values
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -63,23 +62,19 @@ def hub_names(licence: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Publication:
-    """Facts about a publication that only the user knows."""
+    """Facts about a publication that only the author knows. UserError for one that the Hub would not understand."""
 
-    models: Mapping[str, str] = field(default_factory=dict)  # name of a checkpoint -> its id on the Hub, ORG/NAME
+    model_id: str = ""  # on the Hub, ORG/NAME
     source: str = ""  # URL under which results, logs and commands are published
-    licences: Mapping[str, str] = field(default_factory=dict)  # name of a checkpoint -> SPDX identifier of its licence
+    licence: str = ""  # SPDX identifier of the weights' licence
 
-
-def publication_from(models: Sequence[str], source: str, licences: Sequence[str] = ()) -> Publication:
-    """The publication described by command-line options. ValueError names the wrong option and what to write."""
-    if source and not re.fullmatch(r"https?://\S+", source):
-        raise UserError("source", "write a URL, such as https://github.com/me/results", source)
-    spdx = named_values(licences, "licence", "NAME=SPDX, such as mae-s=apache-2.0", "[^=]+")
-    return Publication(
-        models=named_values(models, "model_id", "NAME=ORG/NAME, such as mae-s=me/mae-s", HUB_ID),
-        source=source,
-        licences={name: spdx_name(licence) for name, licence in spdx.items()},
-    )
+    def __post_init__(self) -> None:
+        if self.model_id and not re.fullmatch(HUB_ID, self.model_id):
+            raise UserError("model_id", "write ORG/NAME, such as me/mae-s", self.model_id)
+        if self.source and not re.fullmatch(r"https?://\S+", self.source):
+            raise UserError("source", "write a URL, such as https://github.com/me/results", self.source)
+        if self.licence:
+            spdx_name(self.licence)
 
 
 class SharedGroup(NamedTuple):
@@ -160,9 +155,9 @@ class CardSubject:
 
     def licence(self, publication: Publication) -> str:
         """Licence of the weights; "" if unknown. ValueError if the user and the source of the weights disagree."""
-        users, source = publication.licences.get(self.used.name, ""), str(self.facts.get("licence") or UNKNOWN)
+        users, source = publication.licence, str(self.facts.get("licence") or UNKNOWN)
         if source == UNKNOWN:
-            return users
+            return users and spdx_name(users)
         if users and source.lower() != users.lower():
             raise UserError("licence", f"the source of these weights says {source}; leave the option out", users)
         return source
@@ -218,16 +213,16 @@ def results_on(out: Path, subject: CardSubject) -> list[Result]:
     return list(newest.values())
 
 
-def write_card(
-    folder: Path, subject: CardSubject, results: Sequence[Result], publication: Publication, force: bool = False
-) -> Path:
+def write_card(folder: Path, subject: CardSubject, results: Sequence[Result], publication: Publication) -> Path:
     """Write the card into a folder, and return its path.
 
-    UserError if the folder holds a README.md that is not an unedited card of `bench card`, unless `force`.
+    UserError if the folder holds a README.md that is not an unedited card of `bench card`.
     """
     card = folder / CARD
-    if card.exists() and not is_card(card) and not force:
-        raise UserError("force", f"{card} was not written by bench card, or was edited since; give this to replace it")
+    if card.exists() and not is_card(card):
+        raise UserError(
+            "to", f"{card} was not written by bench card, or edited since: move it, or choose another folder"
+        )
     check_writable(folder)
     write_atomic(card, card_of(subject, results, publication))
     return card
@@ -236,7 +231,6 @@ def write_card(
 def card_of(subject: CardSubject, results: Iterable[Result], publication: Publication) -> str:
     """The text of README.md."""
     used, facts, groups = subject.used, subject.facts, shared_groups(results)
-    hub_id = publication.models.get(used.name)
     trained = f", trained by {used.method}" + (" with labels" if facts.get("uses_labels") else "")
     rows = [
         (group.newest.data.name, group.protocol, group.newest.protocol.version, metric, cell_text(cell))
@@ -254,8 +248,8 @@ def card_of(subject: CardSubject, results: Iterable[Result], publication: Public
         training=trained if used.known_method else "",
         model=_table(("fact", "value"), _model(subject)),
         provenance=_table(("fact", "value"), _training(subject)),
-        reference=f"hf-hub:{hub_id}" if hub_id else "local-dir:.",
-        is_on_hub=bool(hub_id),
+        reference=f"hf-hub:{publication.model_id}" if publication.model_id else "local-dir:.",
+        is_on_hub=bool(publication.model_id),
         has_class_attention=bool(subject.config and ViTSpec(**facts["spec"]).class_attention),
         numbers=_table(("images", "protocol", "version", "metric", "value"), rows),
         notes=list(dict.fromkeys(f"{group.name}: {caveat}" for group in groups for caveat in group.caveats)),

@@ -182,12 +182,12 @@ class ReportTable:
 
     @cached_property
     def axis(self) -> tuple[float, float, list[float]]:
-        """Both ends of an axis for all numbers and intervals, and its ticks, four to nine round numbers."""
+        """Both ends of an axis for all numbers and intervals, and its ticks, two to seven round numbers."""
         ends = [end for cell in self.cells.values() for end in (cell.interval or (cell.mean, cell.mean))]
         low, high = min(ends), max(ends)
         span = (high - low) or abs(high) or 1.0
         step = 10.0 ** floor(log10(span / 4))
-        step *= next(factor for factor in (1, 2, 5) if span / (factor * step) < 9)
+        step *= next(factor for factor in (1, 2, 5, 10) if span / (factor * step) < 7)
         ticks = [step * number for number in range(floor(low / step) + 1, floor(high / step) + 1)]
         return low - span / 50, high + span / 50, ticks
 

@@ -18,7 +18,7 @@ from written import contents
 from bench.__main__ import main
 from bench.cli import parsed
 from bench.record import SUMS, check_record, derived_files, number_differences, rerun_script
-from bench.reports.card import CardSubject, Publication, without_folders
+from bench.reports.card import CardSubject, without_folders
 from bench.results.record import DataUsed, ProtocolUsed, Result, read_result
 from bench.run.checkpoints import describe
 from bench.run.outcomes import arrays_of, metric_records
@@ -100,16 +100,12 @@ def test_contents_of_a_record(folder, written):
     names = set(contents(written))
     digest, trained = next((folder / "exports").iterdir()).name, next(written.glob("checkpoints/third-*"))
     expected = {"README.md", "commands.sh", "leaderboard.csv", "leaderboard.md", "leaderboard.tex"}
-    expected |= {f"cards/{digest}/README.md"}
     expected |= {f"checkpoints/{digest}/config.json", "results/second-00000000/digits/b@c-seed0.log"}
     assert expected <= names
     assert {name for name in names if name.endswith(".npz")} == {
         str(path.relative_to(folder)) for path in folder.rglob("*.npz")
     }
-    assert not [name for name in names if "pixels" in name and name.startswith("cards")]
     assert sorted(path.name for path in trained.iterdir()) == ["config.json", "log.jsonl", "run.json"]
-    card = (written / "cards" / digest / "README.md").read_text()
-    assert "| file | random.pth |" in card and "| image, patch | 32 px, patches of 16 px |" in card
 
 
 def test_nothing_private_is_in_a_record(folder, written):
@@ -173,7 +169,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 def rebuild(folder: Path) -> None:
     """As a forger would: derive everything from the changed results again, the checksums too."""
-    for name, text in derived_files(folder, Publication()).items():
+    for name, text in derived_files(folder).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     write_sums(folder)
@@ -213,9 +209,9 @@ def test_an_edited_number_is_detected_even_if_everything_is_rebuilt_from_it(copy
 def test_lost_and_added_files_are_detected(copy):
     next(copy.glob("results/first-*/digits/knn@dino-seed0.npz")).unlink()
     (copy / "commands.sh").unlink()
-    (copy / "cards" / "more.md").write_text("more")
+    (copy / "more.md").write_text("more")
     lines = list(check_record(copy))
-    assert "cards/more.md: added later (SHA256SUMS does not list it)" in lines and "commands.sh: missing" in lines
+    assert "more.md: added later (SHA256SUMS does not list it)" in lines and "commands.sh: missing" in lines
     assert [line for line in lines if "knn@dino-seed0.json: its parts do not fit together" in line]
 
 

@@ -11,7 +11,6 @@ from made_results import made_checkpoint
 from shown_results import Elements
 
 from bench.record import check_record, write_record
-from bench.reports.card import Publication
 from bench.reports.contents import verdict
 from bench.reports.leaderboard import read_leaderboard, write_leaderboard
 from bench.reports.page import contents_of
@@ -54,7 +53,7 @@ def test_ties_equal_those_of_bench_compare(compared):
 @pytest.fixture(scope="module")
 def record(compared, tmp_path_factory):
     folder = tmp_path_factory.mktemp("records") / "mine"
-    write_record(compared, folder, Publication())
+    write_record(compared, folder)
     assert list(check_record(folder)) == []
     return folder
 
@@ -76,7 +75,7 @@ def test_the_site_of_a_record_has_no_broken_links_and_makes_no_requests(record, 
 def test_each_record_has_a_page_of_its_own(compared, record, tmp_path):
     """Named after it, with the title and first paragraph of the text beside it, and a way back."""
     second = tmp_path / "again"
-    write_record(compared, second, Publication())
+    write_record(compared, second)
     second.with_suffix(".md").write_text("# Other ViTs\n\nAs in [the text](text.md),\nagain.\n\nMore.\n")
     mine, again = write_site([record, second], tmp_path / "site", back="../boards.html")
     assert (mine.name, again.name) == ("mine.html", "again.html")

@@ -20,7 +20,6 @@ from bench.reports.card import (
     Publication,
     card_of,
     hub_names,
-    publication_from,
     read_config,
     shared_groups,
     spdx_name,
@@ -31,7 +30,7 @@ from bench.results.record import CheckpointUsed, ProtocolUsed
 from checkpoints.export import CARD_MARK, EVALUATION_SIZE, ViTExport
 from checkpoints.resolve import pixels
 
-KNOWN = Publication(models={"alpha": "me/alpha"}, source="https://example.org/r")
+KNOWN = Publication(model_id="me/alpha", source="https://example.org/r")
 
 
 @pytest.fixture
@@ -131,13 +130,12 @@ def test_licences_are_names_of_spdx_and_the_hub():
     assert hub_names("LicenseRef-Mine") == {"license": "other", "license_name": "LicenseRef-Mine"}
     weights = CardSubject(used=made_checkpoint("a"), config={"vit_export": {"licence": "unknown"}})
     assert hub_names(weights.licence(Publication())) == {"license": "unknown"}
-    assert publication_from([], "", licences=["a=b=apache-2.0"]).licences == {"a=b": "Apache-2.0"}
-    for wrong in ("a=apache", "mit"):
-        with pytest.raises(ValueError, match=f"licence='{wrong.removeprefix('a=')}': "):
-            publication_from([], "", licences=[wrong])
+    assert weights.licence(Publication(licence="apache-2.0")) == "Apache-2.0"
+    with pytest.raises(ValueError, match="licence='apache': "):
+        Publication(licence="apache")
     weights = replace(weights, config={"vit_export": {"licence": "CC-BY-NC-4.0"}})
     with pytest.raises(ValueError, match=r"licence=.* the source of these weights says CC-BY-NC-4.0; leave the"):
-        weights.licence(Publication(licences={"a": "MIT"}))
+        weights.licence(Publication(licence="MIT"))
 
 
 def cards_of(leaderboard) -> list[tuple[CardSubject, list]]:
@@ -171,11 +169,12 @@ def test_deviations_are_not_shared_as_scores():
 
 def test_a_card_written_by_hand_is_kept(bench, refused, export, tmp_path):
     (export / "README.md").write_text("# Mine\n")
-    refused("card", "--checkpoint", export, named="--force | README.md")
+    refused("card", "--checkpoint", export, named="README.md")
     with pytest.raises(ValueError, match="holds something that is not an export"):
         ViTExport.load(export).save(export)
     assert bench("card", "--checkpoint", export, "--to", tmp_path / "card")[0] == 0
-    assert bench("card", "--checkpoint", export, "--force")[0] == 0
+    (export / "README.md").unlink()
+    assert bench("card", "--checkpoint", export)[0] == 0
     ViTExport.load(export).save(export)  # the generated card of the old export goes
     assert not (export / "README.md").exists()
 
