@@ -1,4 +1,4 @@
-"""A record: the results, logs and commands of a board in a folder that can be published (README, below, lists them).
+"""A record: the results and logs of a board in a folder that can be published (README, below, lists them).
 
 Results and descriptions of checkpoints are copied, without the folders of the machine; all other files are derived from
 them. A check compares the sums, computes every metric and interval from the arrays again, and compares leaderboard.csv.
@@ -6,7 +6,6 @@ them. A check compares the sums, computes every metric and interval from the arr
 
 import json
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.reports.card import CardSubject, read_config, without_folders
+from bench.reports.card import read_config, without_folders
 from bench.reports.leaderboard import TEXT_FORMATS, leaderboard_of, with_ties
 from bench.results.record import (
     BY_NAME,
@@ -32,7 +31,7 @@ from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import COST, is_export
 from checkpoints.runs import EXPORT, RUN, is_run
 from downstream.metrics.scores import weighted_ap, weighted_scores
-from engine.errors import UserError, command, command_line, in_one_line
+from engine.errors import UserError, command_line, in_one_line
 from engine.files import (
     folder_atomic,
     read_json,
@@ -42,8 +41,7 @@ from engine.files import (
     write_atomic,
 )
 from engine.machine import git_commit, installed
-from engine.printing import counted, printable
-from engine.settings import setting_text
+from engine.printing import counted
 from engine.tasks import Score, resampled
 from pretrain.loop.records import LOG
 
@@ -62,7 +60,6 @@ what was measured how. `path-3f2a91bc/cifar10` stands for a folder of the measur
 | `results/` | a JSON file for each result, with its values for every image (`.npz`) and the log of a failure (`.log`) |
 | `checkpoints/` | what each checkpoint is, and the log of its pretraining where it was done here; no weights |
 | `references.bib` | BibTeX of every protocol and method used |
-| `commands.sh` | the commands that make the results again |
 | `SHA256SUMS` | of every file: `sha256sum -c SHA256SUMS` |
 
 `bench record --check .` compares the sums, computes every number again from its values for the images, and compares
@@ -151,13 +148,7 @@ def derived_files(folder: Path) -> dict[str, str]:
     # No cache is written into the record, and none in it is trusted.
     leaderboard = with_ties(leaderboard, stored_here, PairedTestCache())
     files = {name: text_of(leaderboard) for name, text_of in TEXT_FORMATS.values()}
-    subjects = {}
-    for used in leaderboard.rows:
-        checkpoint = folder / "checkpoints" / used.unique_name
-        config = read_config(checkpoint) if (checkpoint / "config.json").is_file() else None
-        subjects[used.key] = CardSubject(used=used, config=config)
-    scripts = {"commands.sh": rerun_script(results, subjects), "references.bib": references(results)}
-    return files | scripts | {"README.md": README}
+    return files | {"references.bib": references(results), "README.md": README}
 
 
 def check_record(folder: Path) -> Iterator[str]:
@@ -258,88 +249,6 @@ def _dense_differences(result: Result, arrays: Mapping[str, np.ndarray]) -> Iter
         given = arrays.get(f"{name}_resampled", drawn[name])
         if not _near(whole[name][0], result.metrics[name].value) or not _near(given, drawn[name]):
             yield f"{name} is not what the areas or detections give, {float(whole[name][0]):.4f}"
-
-
-HEADER = """#!/usr/bin/env bash
-# The commands that make the results of this record again, one after another.
-#
-# First say where your checkpoints and images are: between the quotes, or by variables of the environment, as in
-# `CHECKPOINT_1=dino:/data/a.pth bash commands.sh`. `bench inspect X` shows the digest of a checkpoint.
-#"""
-VARIABLE = "\0"  # begins the name of a shell variable in the words of a command
-PUBLIC = ("timm", "hf-hub", "pixels")  # schemes of checkpoints that everyone can load
-
-
-def rerun_script(results: Iterable[Result], subjects: Mapping[Key, CardSubject]) -> str:
-    """A shell script that repeats the runs behind these results; runs that differ only in protocol become one command.
-
-    A record holds neither weights nor images, so the script begins with a variable for the location of each checkpoint
-    and image set, which its reader fills in; those that everyone can load have a default.
-
-    subjects: checkpoint -> the subject of its card.
-    """
-    variables: dict[str, str] = {}  # the comment that identifies a checkpoint or an image set -> its variable
-    lines: list[str] = []
-    protocols: dict[str, dict[str, None]] = {}  # command without its protocols -> names of these
-
-    def variable(kind: str, description: str, reference: str, is_public: bool) -> str:
-        comment = f"# {description}{'' if is_public else f' (measured from {reference})'}"
-        if comment not in variables:
-            variables[comment] = name = f"{kind}_{sum(name.startswith(kind) for name in variables.values()) + 1}"
-            default = shlex.quote(printable(reference)) if is_public else "''"
-            lines.extend([_public(comment), f"{name}=${{{name}:-{default}}}"])
-        return variables[comment]
-
-    for result in results:
-        used, data, subject = result.checkpoint, result.data, subjects[result.checkpoint.key]
-        reference, digests = _reference(subject), [f"{s} {digest[:12]}" for s, digest in data.fingerprints.items()]
-        is_public = reference.partition(":")[0] in PUBLIC
-        checkpoint = variable("CHECKPOINT", _checkpoint_text(subject), reference, is_public)
-        # A URL that ends with its scheme is generated, or part of a library.
-        images = variable("IMAGES", f"images {data.name}: {', '.join(digests)}", data.url, data.url.endswith(":"))
-        changes = [f"{result.protocol.name}.{name}={setting_text(v)}" for name, v in result.protocol.changes.items()]
-        words = command(
-            "run",
-            checkpoint=VARIABLE + checkpoint,
-            name=_public(used.name),
-            data=f"{_public(data.name)}={VARIABLE}{images}",
-            seed=result.seed,
-            limit=result.limit,
-            image_size=result.chosen_size or None,
-            precision=result.precision if result.precision != "float32" else None,
-            decode=result.decode if result.decode != "exact" else None,
-            skip_bad=result.skip_bad,
-            set=[_public(change) for change in changes],
-        )
-        protocols.setdefault(" ".join(map(_quoted, words)), {})[_public(result.protocol.name)] = None
-    lines += [f': "${{{name}:?say at the top of commands.sh where it is}}"' for name in variables.values()] + ["set -e"]
-    for start, names in protocols.items():
-        lines.append(f"{start} --suite {_quoted(','.join(names))} --out results")
-    return "\n".join([HEADER, *lines]) + "\n"
-
-
-def _public(text: str) -> str:
-    return printable(without_folders(text))
-
-
-def _quoted(word: str) -> str:
-    """A word for a shell, whose end may be a variable."""
-    text, _, variable = word.partition(VARIABLE)
-    return shlex.quote(text) if not variable else f'{shlex.quote(text) if text else ""}"${variable}"'
-
-
-def _checkpoint_text(subject: CardSubject) -> str:
-    used, facts = subject.used, subject.facts
-    sums = f", file with SHA-256 {facts['source_sha256']}" if facts.get("source_sha256") else ""
-    trained = f", trained by {used.method}, recipe {used.recipe}" if used.recipe and not used.is_raw_pixels else ""
-    return f"checkpoint {used.name}: digest {used.digest}{sums}{trained}"
-
-
-def _reference(subject: CardSubject) -> str:
-    """The value of `--checkpoint`; of an imported file the file, after its importer's name."""
-    importer, file = subject.facts.get("importer"), subject.facts.get("source_file")
-    is_file = importer and file and ":" not in str(file) and importer not in BY_NAME
-    return f"{importer}:{file}" if is_file else subject.used.source or subject.used.name
 
 
 TABLE = Path(__file__).parent / "references.bib"

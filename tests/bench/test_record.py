@@ -8,17 +8,14 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import pytest
-from made_results import any_board, harmless, made_checkpoint, made_result, save_result
+from made_results import made_checkpoint, made_result, save_result
 from written import contents
 
 from bench.__main__ import main
-from bench.cli import parsed
-from bench.record import SUMS, check_record, derived_files, number_differences, rerun_script
-from bench.reports.card import CardSubject, without_folders
+from bench.record import SUMS, check_record, derived_files, number_differences
 from bench.results.record import DataUsed, ProtocolUsed, Result, read_result
 from bench.run.checkpoints import describe
 from bench.run.outcomes import arrays_of, metric_records
@@ -26,7 +23,6 @@ from bench.run.suites import catalogue
 from bench.site import about
 from checkpoints.export import ViTExport
 from downstream.metrics.scores import weighted_scores
-from engine.printing import printable
 from engine.tasks import Metric, Outcome, resampled, settings_of
 
 PRIVATE = "/home/alice/secret"
@@ -99,7 +95,7 @@ def test_a_record_agrees_with_its_results_and_is_reproducible(bench, folder, wri
 def test_contents_of_a_record(folder, written):
     names = set(contents(written))
     digest, trained = next((folder / "exports").iterdir()).name, next(written.glob("checkpoints/third-*"))
-    expected = {"README.md", "commands.sh", "leaderboard.csv", "leaderboard.md", "leaderboard.tex"}
+    expected = {"README.md", "leaderboard.csv", "leaderboard.md", "leaderboard.tex"}
     expected |= {f"checkpoints/{digest}/config.json", "results/second-00000000/digits/b@c-seed0.log"}
     assert expected <= names
     assert {name for name in names if name.endswith(".npz")} == {
@@ -115,50 +111,6 @@ def test_nothing_private_is_in_a_record(folder, written):
             assert word.encode() not in content, f"{name} holds {word}"
     result = read_result(next(written.glob("results/second-*/digits/knn@dino-seed0.json")))
     assert result.data.url.startswith("folder:path-") and result.data.url.endswith("/digits")
-
-
-def bench_calls(script: str, **places: str) -> tuple[list[list[str]], str]:
-    """The arguments of each `bench` call of a script, and its standard error."""
-    stub = "bench() { printf '%s\\0' \"$@\"; printf '\\1'; }\n"
-    done = subprocess.run(["bash"], input=stub + script, env=places, capture_output=True, text=True)
-    return [call.split("\0")[:-1] for call in done.stdout.split("\1")[:-1]], done.stderr
-
-
-def test_commands_of_a_record_repeat_its_runs(written):
-    script = (written / "commands.sh").read_text()
-    calls, errors = bench_calls(script)
-    assert calls == [] and "CHECKPOINT_1: say at the top of commands.sh" in errors
-    variables = re.findall(r"^(CHECKPOINT_\d)=\$\{\1:-''\}$", script, re.MULTILINE)
-    places = {name: f"dino:/it's {name} $HOME.pth" for name in variables}
-    assert len(variables) == 3
-    calls, errors = bench_calls(script, **places, IMAGES_1='folder:/my "digits"')
-    parsed_calls = [parsed(words)[1] for words in calls]
-    assert errors == "" and {arguments.checkpoint[0] for arguments in parsed_calls} == {*places.values(), "pixels:32"}
-    assert {arguments.data[0] for arguments in parsed_calls} == {'digits=folder:/my "digits"', "digits=digits:"}
-    assert f"# checkpoint second: digest {2:064x} (measured from dino:path-" in script
-    assert [words[0] for words in calls] == ["run"] * 10
-    assert {arguments.suite for arguments in parsed_calls} == {"knn@dino", "b@c"}
-    assert ", trained by mae, recipe 32px (measured from " in script
-    changed = next(arguments for arguments in parsed_calls if arguments.set)
-    assert changed.set == ("knn@dino.k=5,10",) and changed.skip_bad
-    assert (changed.limit, changed.decode, changed.precision) == (8, "fast", "bfloat16")
-    sized = made_result(replace(made_checkpoint("a"), image_size=224), {}, image_size=98)
-    script = rerun_script([sized], {sized.checkpoint.key: CardSubject(used=sized.checkpoint)})
-    ((_, *words),) = bench_calls(script, CHECKPOINT_1="x")[0]
-    assert words[words.index("--image-size") + 1] == "98"
-
-
-def test_names_in_results_are_quoted_in_the_commands():
-    for seed in range(8):
-        results = [stored.result for stored in any_board(Random(seed)).results]
-        subjects = {result.checkpoint.key: CardSubject(used=result.checkpoint) for result in results}
-        script = harmless(rerun_script(results, subjects))
-        places = {word: "x" for word in re.findall(r"^(?:CHECKPOINT|IMAGES)_\d+", script, re.MULTILINE)}
-        calls, errors = bench_calls(script, **places)
-        assert errors == "" and len({tuple(words) for words in calls}) == len(calls)
-        assert {words[4] for words in calls} == {
-            printable(without_folders(result.checkpoint.name)) for result in results
-        }
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -208,10 +160,10 @@ def test_an_edited_number_is_detected_even_if_everything_is_rebuilt_from_it(copy
 
 def test_lost_and_added_files_are_detected(copy):
     next(copy.glob("results/first-*/digits/knn@dino-seed0.npz")).unlink()
-    (copy / "commands.sh").unlink()
+    (copy / "references.bib").unlink()
     (copy / "more.md").write_text("more")
     lines = list(check_record(copy))
-    assert "more.md: added later (SHA256SUMS does not list it)" in lines and "commands.sh: missing" in lines
+    assert "more.md: added later (SHA256SUMS does not list it)" in lines and "references.bib: missing" in lines
     assert [line for line in lines if "knn@dino-seed0.json: its parts do not fit together" in line]
 
 
