@@ -13,6 +13,7 @@ from bench.api import (
     predict,
     pretrain,
     report,
+    reproduce,
     visualize,
 )
 
@@ -29,6 +30,7 @@ __all__ = [
     "predict",
     "pretrain",
     "report",
+    "reproduce",
     "visualize",
 ]
 

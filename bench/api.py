@@ -22,10 +22,14 @@ from engine.settings import NonNegativeInt, PositiveInt, convert
 if TYPE_CHECKING:
     from torch import nn
 
-    from bench.predictions import LoadedHead
+    from bench.options import EvaluationOptions
+    from bench.published.values import PublishedValue
     from bench.reports.leaderboard import Leaderboard
+    from bench.reports.reproduce import Measurement
     from bench.results.record import Result
     from bench.results.table import Results
+    from bench.run.predictions import LoadedHead
+    from bench.run.runner import Tally
     from bench.statistics.compare import Comparisons
     from checkpoints.export import ViTExport
     from checkpoints.frozen import Forward, FrozenExport, FrozenSpec
@@ -354,7 +358,6 @@ def evaluate_suite(
     check(suite=suite, settings=settings, options=options)
     for one in seeds:
         check(seed=one)
-    from bench.evaluation import evaluate as run_evaluation
     from bench.options import EvaluationOptions
     from bench.results.record import read_result
     from bench.results.table import Results
@@ -388,6 +391,52 @@ def evaluate_suite(
     return results
 
 
+def run_evaluation(options: "EvaluationOptions") -> "Tally":
+    """Run all jobs, write the leaderboard of the folder and return how the jobs ended, as `bench run` does.
+
+    Prints the tables of the leaderboard that have results of these jobs, a line for each number that is published for
+    the same weights, and what failed. The leaderboard is written after an error and a signal, too. ValueError for
+    invalid options.
+    """
+    from shutil import get_terminal_size
+
+    from bench.published.values import against_published
+    from bench.reports.leaderboard import to_terminal, write_leaderboard
+    from bench.run.runner import Tally, run_jobs
+
+    tally = Tally()
+    try:
+        run_jobs(options, tally)
+    finally:
+        if tally.jobs and tally.is_rank0:
+            for result, facts in tally.results:
+                digests = [result.checkpoint.digest, *filter(None, [facts.get("source_sha256")])]
+                lines = against_published(result, digests, branch_of(facts))
+                say(*(f"{result.checkpoint.name}, {result.protocol.name} on {result.data.name}: {x}" for x in lines))
+            board, paths = write_leaderboard(options.out), {job.path for job in tally.jobs}
+            results = [stored.result for stored in board.results if stored.path in paths]
+            groups = {result.group for result in results if result.status == "ok"}
+            say("", *to_terminal(board, get_terminal_size().columns, groups).split("\n"), "")
+    if tally.is_rank0:
+        say(*(f"failed: {line}" for line in tally.failed))
+        left_out = f"{tally.left_out} left out (above), " if tally.left_out else ""
+        counts = f"{tally.done} done, {tally.skipped} skipped, {left_out}{len(tally.failed)} failed"
+        say(f"{counts}; see {options.out / 'leaderboard.md'}")
+        if tally.failed:
+            say("tracebacks are in the .log files next to the failed results; run the same command again to retry them")
+    return tally
+
+
+def branch_of(facts: Mapping[str, Any]) -> str:
+    """The branch of its file that an export is, such as `student`; "" for its importer's default."""
+    from engine.extensions import extensions, load_extension
+
+    name, importer = str(facts.get("branch") or ""), str(facts.get("importer"))
+    if not name or importer not in extensions("importers"):
+        return ""
+    return "" if name == next(iter(load_extension("importers", importer).BRANCHES)) else name
+
+
 def load_head(
     head: str | Path,
     checkpoint: "FrozenExport | nn.Module | str | Path",
@@ -406,8 +455,8 @@ def load_head(
     ValueError for a file that is no head, and for another checkpoint than the one it was trained on.
     """
     check(options=options)
-    from bench.predictions import with_backbone
     from bench.results.heads import read_head
+    from bench.run.predictions import with_backbone
 
     file = read_head(Path(head))
     return with_backbone(file, Path(head), load(checkpoint, statistics=statistics), options or Options())
@@ -432,8 +481,8 @@ def predict(
     ValueError as there, for an image that cannot be read, and for a folder with other predictions.
     """
     from bench.options import check_writable
-    from bench.predictions import write_predictions
     from bench.reports.visualize import image_set_of
+    from bench.run.predictions import write_predictions
 
     if Path(images).is_file():
         raise UserError("images", "one file; give its folder, or use load_head(...).predict([file])", str(images))
@@ -489,6 +538,27 @@ def leaderboard(out: str | Path = OUT, *, published: bool = False, formats: Sequ
         raise UserError("formats", f"no format {unknown[0]!r}{did_you_mean(unknown[0], list(FORMATS))}")
     check_folder(Path(out))
     return write_leaderboard(Path(out), published, formats, tables_page)
+
+
+def reproduce(
+    plan: str, *, suite: str | None = None, out: str | Path = OUT
+) -> "list[tuple[PublishedValue, Measurement | None]]":
+    """Published numbers beside those measured in `out`, as `bench reproduce PLAN` prints them.
+
+    plan: a table of a source, such as "moca:table5j", "today" or "laptop" (`bench reproduce` lists them). suite: only
+    the values that these protocols measure. Returns each published value (`.value` in its `.unit`, NaN if no source
+    printed it, `.std`, `.source`) with its measurement (`.number`, `.interval`, and `.remarks` on what differs), or
+    None if `out` has none.
+
+    ValueError for an unknown plan, or if nothing of `suite` is in it.
+    """
+    from bench.reports.reproduce import measurement, plan_of
+    from bench.results.store import comparable_results
+
+    values = plan_of(plan, suite)
+    results, problems = comparable_results(Path(out))
+    say(*(f"left out: {problem}" for problem in problems), errors=True)
+    return [(value, measurement(value, results)) for value in values]
 
 
 def report(

@@ -100,7 +100,7 @@ READS = {  # FILE FUNCTION CALL -> why it may read without them
     "bench/reports/page.py page_of read_text": PACKAGE,
     "bench/results/record.py read_arrays np.load": OPENED,
     "bench/reports/card.py _template read_text": PACKAGE,
-    "bench/record.py bibtex_entries TABLE.read_text": PACKAGE,
+    "bench/reports/record.py bibtex_entries TABLE.read_text": PACKAGE,
     "checkpoints/export.py read_tensors load_file": OPENED,
     "checkpoints/frozen.py own_network file.read_bytes": PACKAGE,
     "checkpoints/reading.py _read_safetensors safe_open": OPENED,

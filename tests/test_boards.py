@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bench.record import check_record
+from bench.reports.record import check_record
 from imagesets.schemes.cifar10 import CLASSES
 from imagesets.sets import open_set
 from tools import board, real

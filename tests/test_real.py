@@ -4,8 +4,8 @@ from pathlib import Path
 
 from small_exports import make_export
 
-from bench.record import check_record, stored_results
-from bench.site import site_page
+from bench.reports.record import check_record, stored_results
+from bench.reports.site import site_page
 from tools import real
 from tools.board import companion_file
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import bench
-from bench.record import stored_results
+from bench.reports.record import stored_results
 from bench.results.record import MetricRecord
 from bench.results.store import StoredResult
 from bench.statistics.compare import interval_text, p_text
@@ -229,7 +229,7 @@ class Board:
 
     def write_record(self, folder: Path) -> None:
         """Write the record of all finished trainings and evaluations, and its two companion files."""
-        from bench.record import write_record
+        from bench.reports.record import write_record
 
         write_record(self.out, folder)
         searches = {path.stem: json.loads(path.read_text()) for path in self.out.glob("search/*.json")}

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import bench
-from bench.record import stored_results, write_record
 from bench.reports.leaderboard import leaderboard_of
+from bench.reports.record import stored_results, write_record
 from bench.results.record import Result, number_with_interval
 from engine.errors import on_command_line
 from engine.printing import markdown_table, say

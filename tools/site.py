@@ -25,12 +25,12 @@ from mkdocs.structure.pages import Page
 
 from bench.pretraining.recipes import recipe_summary
 from bench.published.values import LOG, published_values
-from bench.record import bibtex_entries, cited, stored_results
 from bench.reports.drawing import svg_of
 from bench.reports.figures import training_figure
 from bench.reports.leaderboard import Leaderboard, cell_text, leaderboard_of
+from bench.reports.record import bibtex_entries, cited, stored_results
+from bench.reports.site import about, training_log, write_site
 from bench.run.index import choices_of
-from bench.site import about, training_log, write_site
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY
 from engine.extensions import load_extensions

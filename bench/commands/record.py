@@ -29,7 +29,7 @@ class Options(CommandOptions):
 
 def run(options: Options) -> int:
     """0: written, or everything agrees; 1: a check found a difference."""
-    from bench.record import check_record, write_record
+    from bench.reports.record import check_record, write_record
     from bench.results.record import check_folder
     from engine.errors import UserError, command_line
     from engine.printing import counted, say

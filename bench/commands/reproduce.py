@@ -41,9 +41,9 @@ class Options(CommandOptions):
 
 def run(options: Options) -> int:
     """0, whatever was measured; 1 if --check finds something missing."""
-    from bench import reproduce
+    from bench import api
     from bench.published.values import published_values
-    from bench.results.store import comparable_results
+    from bench.reports import reproduce
     from engine.printing import say
 
     name = options.table or options.plan
@@ -62,18 +62,17 @@ def run(options: Options) -> int:
     if not name:
         say(*reproduce.listing())
         return 0
+    if not (options.plan or options.check):
+        pairs = api.reproduce(name, suite=options.suite, out=options.out)
+        say(f"{name}: {reproduce.caption_of(name)}", "", *reproduce.table(pairs))
+        return 0
     plan = reproduce.plan_of(name, options.suite)
     if options.plan and options.run:
         reproduce.run_script(options.plan, plan, setup, options.suite)
     if options.plan:
         say(*reproduce.script(name, plan, setup, options.suite))
-    elif options.check:
-        lines = list(reproduce.missing(plan, setup))
-        is_missing = any(line.startswith("missing") for line in lines)
-        say(*lines, *([] if is_missing else ["nothing is missing"]))
-        return int(is_missing)
-    else:
-        results, problems = comparable_results(options.out)
-        say(f"{name}: {reproduce.caption_of(name)}", "", *reproduce.table(plan, setup, results))
-        say(*(f"left out: {problem}" for problem in problems), errors=True)
-    return 0
+        return 0
+    lines = list(reproduce.missing(plan, setup))
+    is_missing = any(line.startswith("missing") for line in lines)
+    say(*lines, *([] if is_missing else ["nothing is missing"]))
+    return int(is_missing)

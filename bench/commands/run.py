@@ -36,6 +36,6 @@ def run(options: Options) -> int:
         from bench.run.forecast import dry_run
 
         return dry_run(options)
-    from bench.evaluation import evaluate
+    from bench.api import run_evaluation
 
-    return 1 if evaluate(options).failed else 0
+    return 1 if run_evaluation(options).failed else 0

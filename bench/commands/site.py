@@ -25,7 +25,7 @@ class Options(CommandOptions):
 
 def run(options: Options) -> int:
     """0: the pages are written."""
-    from bench.site import write_site
+    from bench.reports.site import write_site
     from engine.optional import require
     from engine.printing import say
 

@@ -9,8 +9,8 @@ from PIL import Image
 from written import rows_of
 
 import bench as api
-from bench import predictions as predicting
 from bench.results.record import result_files
+from bench.run import predictions as predicting
 from downstream.data.scenes import open_scenes, scene_image, scene_mask
 from downstream.frozen.task import class_areas
 from downstream.metrics.scores import scores

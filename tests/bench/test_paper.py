@@ -4,7 +4,7 @@ import re
 
 from made_results import made_checkpoint, made_metrics, made_result
 
-from bench.record import TABLE, bibtex_entries, cited, references
+from bench.reports.record import TABLE, bibtex_entries, cited, references
 from bench.results.record import ProtocolUsed
 from bench.run.suites import catalogue
 from engine.extensions import source_files

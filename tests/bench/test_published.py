@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from made_results import made_leaderboard, made_metrics, made_result
 
-from bench.evaluation import branch_of
+from bench.api import branch_of
 from bench.published import values
 from bench.published.values import (
     LOG,
@@ -21,15 +21,13 @@ from bench.published.values import (
     values_of,
 )
 from bench.reports.leaderboard import to_terminal, with_published, write_leaderboard
-from bench.reproduce import protocol_of, unmeasured, untrained
+from bench.reports.reproduce import protocol_of, unmeasured, untrained
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result, result_path, write_result
-from bench.statistics.compare import compare
 from checkpoints.export import ViTExport
 from downstream.metrics.scores import AP_THRESHOLDS, scores
 from downstream.tasks.depth_linear import METRICS as DEPTH_METRICS
 from downstream.tasks.video_propagation import mean_scores
 from engine.extensions import load_extension, source_files
-from engine.files import digest
 from engine.tasks import Workspace
 from probes.finetune.model_selection import ModelSelection
 from probes.shifted import FOLDERS
@@ -271,17 +269,6 @@ def test_sets_of_equal_counts_are_told_apart_by_their_classes():
         for key, url in (("mnist", "folder:/mnist"), ("mnist", "torchvision:MNIST:/d"), ("cifar10", "cifar10:/d"))
     }
     assert named == {"folder:/mnist": "", "torchvision:MNIST:/d": "mnist", "cifar10:/d": "cifar10"}
-
-
-def test_a_comparison_shows_published_numbers_of_the_same_architecture(tmp_path):
-    for name, value in (("mine", 0.0), ("other", 1.0)):
-        used = CheckpointUsed(name=name, digest=digest(name), architecture="ViT-S/14")
-        result = low_shot("ten", 100 * value, used, classes=10)
-        metrics = {"top1_16shot": replace(result.metrics["top1_16shot"], array="top1_16shot")}
-        path = result_path(tmp_path, used, "ten", "lowshot@mieb-seed0")
-        write_result(path, replace(result, metrics=metrics), {"top1_16shot": np.full(10000, value)})
-    text = str(compare(tmp_path, ["mine", "other"]))
-    assert "dinov2-s 92.95 +- 0.66 (mieb:cifar10)" in text and "dinov2-b" not in text
 
 
 def test_published_depth_errors_are_compared_to_the_centimetre():

@@ -15,12 +15,12 @@ from made_results import made_checkpoint, made_result, save_result
 from written import contents
 
 from bench.__main__ import main
-from bench.record import SUMS, check_record, derived_files, number_differences
+from bench.reports.record import SUMS, check_record, derived_files, number_differences
+from bench.reports.site import about
 from bench.results.record import DataUsed, ProtocolUsed, Result, read_result
 from bench.run.checkpoints import describe
 from bench.run.outcomes import arrays_of, metric_records
 from bench.run.suites import catalogue
-from bench.site import about
 from checkpoints.export import ViTExport
 from downstream.metrics.scores import weighted_scores
 from engine.tasks import Metric, Outcome, resampled, settings_of

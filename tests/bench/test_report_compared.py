@@ -10,11 +10,11 @@ import pytest
 from made_results import made_checkpoint
 from shown_results import Elements
 
-from bench.record import check_record, write_record
 from bench.reports.contents import verdict
 from bench.reports.leaderboard import read_leaderboard, write_leaderboard
 from bench.reports.page import contents_of
-from bench.site import site_page, write_site
+from bench.reports.record import check_record, write_record
+from bench.reports.site import site_page, write_site
 from bench.statistics.compare import compare
 from bench.statistics.intervals import LEVEL
 from bench.statistics.paired import holm

@@ -12,10 +12,11 @@ import pytest
 import timm
 from made_results import made_metrics, made_result
 
-from bench import reproduce
+import bench as bench_api
 from bench.cli import parsed
 from bench.published.values import SETS, TABLES, published_values, values_of
-from bench.reproduce import (
+from bench.reports import reproduce
+from bench.reports.reproduce import (
     LAPTOP,
     SUITE,
     TODAY,
@@ -105,7 +106,7 @@ def test_the_result_most_similar_to_the_published_one_is_used(tmp_path, others):
     different = result_of(value, 60.0, **others)
     for results in ([similar, different], [different, similar]):
         stored = [StoredResult(path=tmp_path, result=result) for result in results]
-        assert measurement(value, stored, setup(tmp_path)).number == 70.0
+        assert measurement(value, stored).number == 70.0
 
 
 def result_of(value, number: float, *, name: str, images=SETS["imagenet"].images, precision="float32") -> Result:
@@ -205,8 +206,7 @@ def test_the_plan_of_a_laptop_runs_from_start_to_end(exports, tmp_path):
 
 
 def test_only_what_a_table_shows_is_explained(tmp_path):
-    setup = reproduce.Setup(checkpoints={}, data={}, out=tmp_path)
-    lines = list(reproduce.table(reproduce.plan_of("mieb:cifar10", None), setup, []))
+    lines = list(reproduce.table(bench_api.reproduce("mieb:cifar10", out=tmp_path)))
     assert any("+- 0.66" in line for line in lines) and lines[-2:] == [
         "",
         "+-: the standard deviation that is published.",
@@ -245,7 +245,7 @@ def test_commands_of_a_script_run(bench, exports, tmp_path):
     value = value_of("moca:table2c", "moca-b-100", "top1_k20_bestT")
     (run,) = commands_of([value], setup(tmp_path, **locations))
     code, out, _ = bench(*run[1:], "--dry-run")
-    assert code == 0 and "knn@moca on imagenet: 1297 train + 500 val images, to do" in out
+    assert code == 0 and "knn@moca on imagenet: 1297 train + 500 val images; " in out
     ablation = value_of("moca:table2c", "moca-b-100-lambda1", "top1_k20_bestT")
     pretrain, run = commands_of([ablation], setup(tmp_path, data={"imagenet": "digits:"}))
     assert run[3] == str(tmp_path / "pretraining" / "moca-b-100-lambda1" / "export")

@@ -398,7 +398,7 @@ class Measurement:
     remarks: tuple[str, ...] = ()  # why it may not be comparable with the published one
 
 
-def measurement(value: PublishedValue, results: Sequence[StoredResult], setup: Setup) -> Measurement | None:
+def measurement(value: PublishedValue, results: Sequence[StoredResult]) -> Measurement | None:
     """The number measured here for a published value, the mean over seeds; None if there is none."""
     matching = [stored.result for stored in results if _is_of(stored.result, value)]
     if not matching:
@@ -454,11 +454,10 @@ def _counts(images: Mapping[str, int]) -> str:
 HEADS = ("weights", "what", "measured by", "published", "measured", "difference", "in standard errors", "source")
 
 
-def table(plan: Sequence[PublishedValue], setup: Setup, results: Sequence[StoredResult]) -> Iterator[str]:
-    """A Markdown table of the values of a plan: published, measured, and their difference."""
+def table(pairs: Sequence[tuple[PublishedValue, Measurement | None]]) -> Iterator[str]:
+    """A Markdown table of values: published, measured, and their difference."""
     rows = []
-    measurements = [measurement(value, results, setup) for value in plan]
-    for value, measured in zip(plan, measurements, strict=True):
+    for value, measured in pairs:
         spread = f" +- {value.std:g}" if value.std is not None else ""
         published = "" if isnan(value.value) else f"{value.value:g}{suffix(value.unit)}{spread}"
         cells = differences(value, measured)
@@ -466,8 +465,8 @@ def table(plan: Sequence[PublishedValue], setup: Setup, results: Sequence[Stored
         rows.append((run_name(value), value.what, value.measured_by, published, *cells, source))
     yield from markdown_table([HEADS, *(map(in_markdown, row) for row in rows)])
     notes = {
-        "+-: the standard deviation that is published.": any(value.std is not None for value in plan),
-        "In brackets: 95 % intervals over the validation images.": any(m and m.interval for m in measurements),
+        "+-: the standard deviation that is published.": any(value.std is not None for value, _ in pairs),
+        "In brackets: 95 % intervals over the validation images.": any(m and m.interval for _, m in pairs),
         "Standard errors are of these images; published numbers are taken as exact.": any(row[-2] for row in rows),
     }
     shown = [note for note, is_shown in notes.items() if is_shown]

@@ -9,11 +9,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.record import check_record, stored_results
 from bench.reports.contents import contents
 from bench.reports.figures import TrainingLog, read_log, updates_in
 from bench.reports.leaderboard import leaderboard_of, with_ties
 from bench.reports.page import figures_of, page_of
+from bench.reports.record import check_record, stored_results
 from bench.results.record import CheckpointUsed
 from bench.statistics.significance import PairedTestCache
 from engine.errors import UserError

@@ -251,7 +251,7 @@ def _dense_differences(result: Result, arrays: Mapping[str, np.ndarray]) -> Iter
             yield f"{name} is not what the areas or detections give, {float(whole[name][0]):.4f}"
 
 
-TABLE = Path(__file__).parent / "references.bib"
+TABLE = Path(__file__).parents[1] / "references.bib"
 
 
 @cache
