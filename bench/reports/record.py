@@ -31,7 +31,7 @@ from bench.statistics.significance import Key, PairedTestCache
 from checkpoints.export import COST, is_export
 from checkpoints.runs import EXPORT, RUN, is_run
 from downstream.metrics.scores import weighted_ap, weighted_scores
-from engine.errors import UserError, command_line, in_one_line
+from engine.errors import UserError, in_one_line
 from engine.files import (
     folder_atomic,
     read_json,
@@ -91,8 +91,7 @@ def copied_files(out: Path) -> Iterator[tuple[str, bytes]]:
         try:
             checkpoint = read_result(path).checkpoint
         except ValueError as error:
-            advice = command_line("results", "rm", out=out, status="unreadable")
-            raise ValueError(f"{error}; {advice} moves unreadable files away") from error
+            raise ValueError(f"{error}; repair or delete it") from error
         used[checkpoint.key] = checkpoint
         for file in (path, path.with_suffix(".npz"), path.with_suffix(".log")):
             if file.exists():

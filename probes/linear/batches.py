@@ -14,7 +14,7 @@ through the file. Sets of up to MAX_WINDOW images are one window, shuffled as a 
 B images of a batch, n training images, N rows of a table, D width. A row is the features of one image.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -58,8 +58,6 @@ def reading_order(rows: int, seed: int, epoch: int) -> np.ndarray:
 
 BLOCK_ROWS = 1024  # rows that heads are evaluated on at a time
 
-# Called with a batch: its number in the epoch, features (B, D) of every readout, and labels (B,).
-Step = Callable[[int, Mapping[str, Tensor], Tensor], None]
 Readouts = Mapping[str, Sequence[FeatureKind]]  # name -> features that a head reads side by side
 
 
@@ -123,25 +121,20 @@ class Table:
             for values in self.arrays.values():
                 release_pages(values)
 
+    def batches(
+        self, rows: np.ndarray, plan: EpochPlan, epoch: int, first: int = 0
+    ) -> Iterator[tuple[int, dict[str, Tensor], Tensor]]:
+        """The batches of an epoch, from number `first` on: number, features (B, D) of every readout, labels (B,).
 
-@dataclass(frozen=True, kw_only=True)
-class CachedBatches:
-    """Batches of cached features. Every epoch has the same features in another order."""
+        Every epoch has the same features in another order. Memory beyond a batch: a window of the table, 4 D bytes per
+        row with D of all kinds together, and 50 bytes per row of the file while the order is drawn.
 
-    table: Table
-    rows: np.ndarray  # (n,) rows of the table to train on
-    plan: EpochPlan
-
-    def run(self, epoch: int, step: Step, first: int = 0) -> None:
-        """Call `step` with the batches of an epoch in order, from number `first` on.
-
-        Memory beyond a batch: a window of the table, 4 D bytes per row with D of all kinds together, and 50 bytes per
-        row of the file while the order is drawn.
+        rows: (n,) rows of the table to train on.
         """
-        batch, steps = self.plan.batch, self.plan.steps_per_epoch
-        order = self.rows[self.plan.order(epoch)]
+        batch, steps = plan.batch, plan.steps_per_epoch
+        order = rows[plan.order(epoch)]
         # The first batch that begins in each window: a batch that lies in two windows is read with the first of them.
-        starts = sorted({-(-start // batch) for start in range(0, len(order), window_size(self.plan.images))})
+        starts = sorted({-(-start // batch) for start in range(0, len(order), window_size(plan.images))})
         windows = [range(max(start, first), end) for start, end in pairwise([*starts, steps]) if end > first]
 
         def rows_of(window: range) -> np.ndarray:
@@ -149,10 +142,10 @@ class CachedBatches:
             return np.sort(order[window.start * batch : window.stop * batch])
 
         for window, next_window in pairwise([*windows, range(0)]):
-            rows = rows_of(window)
-            copy = self.table.copy_of_rows(rows)
-            self.table.read_ahead(rows_of(next_window))
+            window_rows = rows_of(window)
+            copy = self.copy_of_rows(window_rows)
+            self.read_ahead(rows_of(next_window))
             for number in window:
                 batch_rows = order[number * batch : (number + 1) * batch]
-                step(number, *copy.read(np.searchsorted(rows, batch_rows)))
+                yield number, *copy.read(np.searchsorted(window_rows, batch_rows))
             del copy  # before the next window is copied

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -62,9 +62,9 @@ from probes.features.extract import (
 )
 from probes.features.fallbacks import record_fallback
 from probes.features.kinds import FeatureKind
-from probes.linear.batches import CachedBatches, EpochPlan, Table
+from probes.linear.batches import EpochPlan, Table
 from probes.linear.stream import FeatureStream
-from probes.linear.sweep import ConcurrentSweeps, Sweep, TrainEpoch, divide_heads, train_on_cache
+from probes.linear.sweep import ConcurrentSweeps, Sweep, TrainEpoch, divide_heads
 from probes.linear.train_transform import Augmentation
 from probes.scores import (
     Hits,
@@ -517,7 +517,16 @@ def concurrent_sweeps(probes: Sequence[Probe]) -> ConcurrentSweeps:
     if first.task.augment:
         train_epoch = first.stream().run
     else:
-        table = first.table(first.train_features, sweeps[0].heads.readouts)
-        train_epoch = train_on_cache(CachedBatches(table=table, rows=first.train_indices, plan=first.plan))
+        train_epoch = partial(train_on_cache, first, first.table(first.train_features, sweeps[0].heads.readouts))
     heads = "linear heads" if len(probes) == 1 else f"{len(probes)} linear probes"
     return ConcurrentSweeps(sweeps=sweeps, train_epoch=train_epoch, label=f"{heads} on {train.title}", world=world)
+
+
+def train_on_cache(
+    probe: Probe, table: Table, epoch: int, sweeps: Sequence[Sweep], between_batches: Callable[[], None]
+) -> None:
+    """Train the single sweep of a probe on the remaining batches of an epoch, whose features are in a table."""
+    (sweep,) = sweeps
+    for number, features, labels in table.batches(probe.train_indices, probe.plan, epoch, sweep.iteration):
+        between_batches()
+        sweep.step(number, features, labels)

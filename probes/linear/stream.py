@@ -8,7 +8,7 @@
 3. Processes share the chunks. A round is a few chunks of every process, of which process r of W computes r, r + W, ...
    `ChunkGatherer` exchanges their features, so that every process receives all rounds, in order.
 4. A `FeatureBuffer` for each augmentation keeps the features until no batch needs them any more.
-5. `EpochBatches` cuts them into the batches of one probe, whose heads (a `StreamConsumer`) train on them.
+5. `EpochBatches` cuts them into the batches of one probe, whose heads (a `Sweep`) train on them.
 
 Order and crops depend on (seed, epoch, image) alone. So neither the number of processes or workers nor a kill changes a
 training.
@@ -23,7 +23,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,7 +38,8 @@ from imagesets.sets import ImageSet
 from imagesets.stored import StoredImages, shards_of
 from probes.features.extract import DecodedBatch, Extractor, ImageTransform, Reader, for_each_batch
 from probes.features.kinds import FeatureKind
-from probes.linear.batches import EpochPlan, Readouts
+from probes.linear.batches import Readouts
+from probes.linear.sweep import Sweep
 from probes.linear.train_transform import Augmentation, MultiTransform, TrainTransform
 
 CHUNKS_PER_ROUND = 4  # of each process, for fewer exchanges; one process exchanges nothing and has rounds of one chunk
@@ -46,24 +47,6 @@ MAX_WAITING_CHUNKS = 64  # computed before their turn; beyond that, the cores wa
 
 # Called with a round: its positions, features (M, V, D), and position -> why its image is unreadable (features are 0).
 OnRound = Callable[[range, Tensor, Mapping[int, str]], None]
-
-
-class StreamConsumer(Protocol):
-    """A training that takes its batches from the stream, such as a `Sweep` of heads."""
-
-    augmentation: Augmentation  # of its images
-    train_indices: np.ndarray  # (n,) images of the set that it trains on
-    readouts: Readouts  # features that its heads in this process read
-    kinds: Sequence[FeatureKind]  # features that its heads in all processes read
-    iteration: int  # batches done in this epoch
-    skipped: dict[int, str]  # image -> why it could not be read
-    stream_forwards: int  # forward passes of the stream, in images, during its epochs of this run
-    augmented_forwards: int  # its share of them; over all consumers these shares add up to what was computed
-
-    @property
-    def plan(self) -> EpochPlan: ...
-    # A training step on batch `number` of the epoch: features (B, D) of every readout, labels (B,).
-    def step(self, number: int, features: Mapping[str, Tensor], labels: Tensor) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -80,8 +63,8 @@ class FeatureStream:
     chunk: int  # images of a forward pass
     shuffle_window: int = 0  # shards among which images are shuffled; 0: among all images
 
-    def run(self, epoch: int, consumers: Sequence[StreamConsumer], between_batches: Callable[[], None]) -> None:
-        """Train all consumers on the remaining batches of an epoch.
+    def run(self, epoch: int, sweeps: Sequence[Sweep], between_batches: Callable[[], None]) -> None:
+        """Train all sweeps on the remaining batches of an epoch.
 
         `between_batches` is called after each round, from any thread. Every process raises UnreadableImage, ValueError
         for features that are not finite, and whatever `between_batches` raises.
@@ -92,7 +75,7 @@ class FeatureStream:
         if self.shuffle_window:
             shard_parts = windowed(shards_of(images), self.shuffle_window, space.seed, epoch)
             epoch_order = joined_order(shard_parts, self.shuffle_window)
-        remaining, order = remaining_batches(consumers, epoch_order, images.labels)
+        remaining, order = remaining_batches(sweeps, epoch_order, images.labels)
         if not remaining:
             return
         # Chunks are numbered from the epoch's start, so that a resumed training has the same ones and the same bits.
@@ -102,7 +85,7 @@ class FeatureStream:
 
         by_augmentation: dict[Augmentation, list[EpochBatches]] = {}
         for batches in remaining:
-            by_augmentation.setdefault(batches.consumer.augmentation, []).append(batches)
+            by_augmentation.setdefault(batches.sweep.augmentation, []).append(batches)
         buffers = [FeatureBuffer(all_batches, spec) for all_batches in by_augmentation.values()]
         transforms = [
             TrainTransform(
@@ -204,12 +187,12 @@ class FeatureStream:
         return images.read_ahead(remaining_parts, steps, distance)
 
     def _count_forwards(self, buffers: Sequence["FeatureBuffer"], forwards: int) -> None:
-        """Add an epoch's forward passes to the consumers' counts; those of one augmentation get equal shares."""
+        """Add an epoch's forward passes to the sweeps' counts; those of one augmentation get equal shares."""
         for buffer in buffers:
             share, rest = divmod(forwards, len(buffer.all_batches))
             for number, batches in enumerate(buffer.all_batches):
-                batches.consumer.stream_forwards += forwards
-                batches.consumer.augmented_forwards += share + (number < rest)
+                batches.sweep.stream_forwards += forwards
+                batches.sweep.augmented_forwards += share + (number < rest)
 
 
 def raise_error(error: Exception) -> None:
@@ -217,37 +200,37 @@ def raise_error(error: Exception) -> None:
 
 
 def remaining_batches(
-    consumers: Sequence[StreamConsumer], epoch_order: np.ndarray, labels: np.ndarray
+    sweeps: Sequence[Sweep], epoch_order: np.ndarray, labels: np.ndarray
 ) -> tuple[list["EpochBatches"], np.ndarray]:
-    """The batches that consumers still need in an epoch, and the stream's images (n,) in order: those of their batches.
+    """The batches that sweeps still need in an epoch, and the stream's images (n,) in order: those of their batches.
 
     epoch_order: (N,) all images of the set in the order of the epoch. labels: (N,) of image 0, 1, ... of the set.
     """
-    epoch_positions = []  # of each consumer's images in the order of the epoch
-    for consumer in consumers:
-        own = np.flatnonzero(np.isin(epoch_order, consumer.train_indices))
-        epoch_positions.append(own[: consumer.plan.images_per_epoch])
+    epoch_positions = []  # of each sweep's images in the order of the epoch
+    for sweep in sweeps:
+        own = np.flatnonzero(np.isin(epoch_order, sweep.train_indices))
+        epoch_positions.append(own[: sweep.plan.images_per_epoch])
     is_needed = np.zeros(len(epoch_order), bool)
     for own in epoch_positions:
         is_needed[own] = True
     order, stream_positions = epoch_order[is_needed], np.cumsum(is_needed) - 1
     all_batches = [
-        EpochBatches(consumer, stream_positions[own], order, labels)
-        for consumer, own in zip(consumers, epoch_positions, strict=True)
+        EpochBatches(sweep, stream_positions[own], order, labels)
+        for sweep, own in zip(sweeps, epoch_positions, strict=True)
     ]
     return [batches for batches in all_batches if not batches.are_done], order
 
 
 class EpochBatches:
-    """The batches of one consumer in one epoch."""
+    """The batches of one sweep in one epoch."""
 
-    def __init__(self, consumer: StreamConsumer, positions: np.ndarray, order: np.ndarray, labels: np.ndarray) -> None:
+    def __init__(self, sweep: Sweep, positions: np.ndarray, order: np.ndarray, labels: np.ndarray) -> None:
         """positions: (m,) of its images in the stream. order: (n,) images of the stream. labels: (N,) of the set."""
-        self.consumer, self.positions, self.order, self.labels = consumer, positions, order, labels
+        self.sweep, self.positions, self.order, self.labels = sweep, positions, order, labels
 
     @property
     def are_done(self) -> bool:
-        return self.consumer.iteration == self.consumer.plan.steps_per_epoch
+        return self.sweep.iteration == self.sweep.plan.steps_per_epoch
 
     @property
     def first_position(self) -> int:
@@ -255,29 +238,29 @@ class EpochBatches:
         return len(self.order) if self.are_done else int(self._next_positions()[0])
 
     def _next_positions(self) -> np.ndarray:
-        start = self.consumer.iteration * self.consumer.plan.batch
-        return self.positions[start : start + self.consumer.plan.batch]
+        start = self.sweep.iteration * self.sweep.plan.batch
+        return self.positions[start : start + self.sweep.plan.batch]
 
     def train(self, buffer: "FeatureBuffer") -> None:
-        """Train the consumer on the batches whose images are all in the buffer; unreadable images are left out."""
+        """Train the sweep on the batches whose images are all in the buffer; unreadable images are left out."""
         while not self.are_done and (positions := self._next_positions())[-1] < buffer.end:
-            consumer, number = self.consumer, self.consumer.iteration
+            sweep, number = self.sweep, self.sweep.iteration
             unreadable = np.intersect1d(positions, list(buffer.unreadable)).tolist() if buffer.unreadable else []
-            consumer.skipped |= {int(self.order[position]): buffer.unreadable[position] for position in unreadable}
+            sweep.skipped |= {int(self.order[position]): buffer.unreadable[position] for position in unreadable}
             if len(unreadable) < len(positions):
                 positions = positions[~np.isin(positions, unreadable)] if unreadable else positions
                 labels = torch.from_numpy(self.labels[self.order[positions]]).to(buffer.device)
-                consumer.step(number, buffer.read(consumer.readouts, positions), labels)
-            consumer.iteration = number + 1
+                sweep.step(number, buffer.read(sweep.readouts, positions), labels)
+            sweep.iteration = number + 1
 
 
 class FeatureBuffer:
     """Features of one augmentation at consecutive positions, back to the first that a batch still needs."""
 
     def __init__(self, all_batches: Sequence[EpochBatches], spec: FrozenSpec) -> None:
-        """all_batches: of the consumers that train on this augmentation."""
+        """all_batches: of the sweeps that train on this augmentation."""
         self.all_batches = all_batches
-        self.kinds = list(dict.fromkeys(kind for batches in all_batches for kind in batches.consumer.kinds))
+        self.kinds = list(dict.fromkeys(kind for batches in all_batches for kind in batches.sweep.kinds))
         ends = list(accumulate(kind.vectors(spec) for kind in self.kinds))
         self.columns = {
             kind: list(range(end - kind.vectors(spec), end)) for kind, end in zip(self.kinds, ends, strict=True)

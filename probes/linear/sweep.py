@@ -29,7 +29,7 @@ from engine.training.interruptions import Stopped, StopRequest, Timer, listening
 from engine.training.schedules import TrainProgress
 from engine.training.states import State, load_state, newest_intact, save_state, states
 from probes.features.kinds import FeatureKind
-from probes.linear.batches import CachedBatches, EpochPlan, Readouts
+from probes.linear.batches import EpochPlan, Readouts
 from probes.linear.heads import LR_BATCH, Head
 from probes.linear.train_transform import Augmentation
 
@@ -211,21 +211,6 @@ def divide_heads(costs: Sequence[Sequence[int]], world: World) -> list[range]:
         shares.append(range(start, start + ranks.count(world.rank)))
         before += sum(head_costs)
     return shares
-
-
-def train_on_cache(batches: CachedBatches) -> TrainEpoch:
-    """Trains a single sweep on cached features."""
-
-    def train_epoch(epoch: int, sweeps: Sequence[Sweep], between_batches: Callable[[], None]) -> None:
-        (sweep,) = sweeps
-
-        def step(number: int, features: Mapping[str, Tensor], labels: Tensor) -> None:
-            between_batches()
-            sweep.step(number, features, labels)
-
-        batches.run(epoch, step, sweep.iteration)
-
-    return train_epoch
 
 
 @dataclass(kw_only=True)

@@ -187,7 +187,7 @@ def test_wrong_requests_are_refused_in_one_line(refused, folder, tmp_path):
         (("--check", tmp_path / "mine"), "not a record | record.json"),
         (("--to", tmp_path / "new"), "--to: give OUT --to DIR"),
         ((folder, "--check", folder), "--check DIR alone"),
-        ((out, "--to", tmp_path / "new"), "--status unreadable moves unreadable files away"),
+        ((out, "--to", tmp_path / "new"), "repair or delete it"),
         ((tmp_path, "--to", tmp_path / "new"), "holds no results"),
     ]
     for words, why in cases:

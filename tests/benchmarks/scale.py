@@ -27,7 +27,7 @@ from engine.distributed import World
 from engine.machine import keep_memory
 from engine.neighbours import _faiss, search, search_bytes, unit_rows
 from probes.features.kinds import FeatureKind
-from probes.linear.batches import CachedBatches, EpochPlan, Table, window_size
+from probes.linear.batches import EpochPlan, Table, window_size
 from probes.lowshot.blocks import BlockedRows, BlockObjective, PreparedRows, max_absolute_value, second_moments
 from probes.lowshot.fitting import FitSettings, Fitter
 from probes.tasks.knn import vote
@@ -154,9 +154,7 @@ def epoch(rows: np.ndarray, labels: np.ndarray, queries: int) -> Counted:
     kind = FeatureKind("cls")
     table = Table(arrays={kind: rows}, labels=labels, readouts={"cls1": (kind,)}, device="cpu")
     plan = EpochPlan(images=len(rows), requested_batch=BATCH, drop_last=False, seed=0)
-    seen = []
-    CachedBatches(table=table, rows=np.arange(len(rows)), plan=plan).run(0, lambda *batch: seen.append(len(batch[2])))
-    assert sum(seen) == len(rows)
+    assert sum(len(truth) for _, _, truth in table.batches(np.arange(len(rows)), plan, 0)) == len(rows)
     return 4.0 * rows.size * CLASSES * HEADS, 4.0 * rows.shape[1] * window_size(len(rows)) + 50.0 * len(rows)
 
 

@@ -16,7 +16,7 @@ from engine.distributed import World
 from engine.rows import ChosenRows, are_equal
 from probes.features.kinds import FeatureKind
 from probes.linear import batches as linear_batches
-from probes.linear.batches import CachedBatches, EpochPlan, Table
+from probes.linear.batches import EpochPlan, Table
 from probes.lowshot import blocks, fitting
 from probes.lowshot.blocks import PreparedRows
 from probes.lowshot.fitting import FitSettings, Fitter
@@ -62,10 +62,7 @@ def linear(rows: np.ndarray, labels: np.ndarray) -> None:
     assert not are_equal(chosen)
     table = Table(arrays={KIND: chosen}, labels=labels, readouts={"cls1": (KIND,)}, device="cpu")
     plan = EpochPlan(images=len(chosen), requested_batch=512, drop_last=False, seed=0)
-    batches = CachedBatches(table=table, rows=np.arange(len(chosen)), plan=plan)
-    sizes = []
-    batches.run(0, lambda number, features, labels: sizes.append(len(labels)))
-    assert sum(sizes) == len(chosen)
+    assert sum(len(truth) for _, _, truth in table.batches(np.arange(len(chosen)), plan, 0)) == len(chosen)
     for features, _ in table.blocks(np.arange(len(chosen))):
         features["cls1"].sum()
 

@@ -8,7 +8,7 @@ import torch
 
 from probes.features.kinds import FeatureKind
 from probes.linear import batches
-from probes.linear.batches import CachedBatches, EpochPlan, Table, reading_order, window_size
+from probes.linear.batches import EpochPlan, Table, reading_order, window_size
 
 KIND = FeatureKind("cls")
 
@@ -68,23 +68,18 @@ def test_batches_follow_the_order_and_are_read_ahead(drop_last, count, monkeypat
     announced, read = [], []
     monkeypatch.setattr(batches, "read_ahead", lambda values, rows: announced.append(rows.tolist()))
     monkeypatch.setattr(batches, "copy_rows", lambda values, rows: read.append(rows.tolist()) or values[rows])
-    training = CachedBatches(
-        table=table, rows=rows, plan=EpochPlan(images=290, requested_batch=20, drop_last=drop_last, seed=5)
-    )
+    plan = EpochPlan(images=290, requested_batch=20, drop_last=drop_last, seed=5)
     order = rows[reading_order(290, 5, 2)][: 20 * count]
     sizes = [60, 60, 60, 60, len(order) - 240]  # rows of the batches that begin in each of five windows of 58 rows
 
     def batches_from(first):
         received = {}
-
-        def step(number, features, labels):
+        announced.clear()
+        read.clear()
+        for number, features, labels in table.batches(rows, plan, 2, first):
             assert np.isin(labels, read[-1]).all()
             assert torch.equal(features["cls1"][:, 0], 2.0 * labels)
             received[number] = labels.tolist()
-
-        announced.clear()
-        read.clear()
-        training.run(2, step, first)
         assert [*read[1:], []] == announced
         assert all(part == sorted(part) for part in read)
         skipped = first * 20 - sum(sizes[: first // 3])
