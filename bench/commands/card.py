@@ -32,7 +32,7 @@ class Options(CommandOptions):
 
 def run(options: Options) -> int:
     """0: the card is written."""
-    from bench.reports.card import Publication, results_on, shared_groups, subject_of, write_card
+    from bench.reports.card import Publication, results_on, subject_of, write_card
     from bench.results.record import check_folder
     from engine.printing import counted, say
 
@@ -46,8 +46,7 @@ def run(options: Options) -> int:
     if left_out := len(measured) - len(results):
         text = "with --limit, --set or --image-size left out; --all adds them"
         say(f"{counted(left_out, 'result')} {text}", errors=True)
-    groups = shared_groups(results)
-    if options.out and not groups and not left_out:
+    if options.out and not measured:
         say(f"{options.out} has no results for digest {subject.used.digest[:12]}: the card has none", errors=True)
     folder = options.to or options.checkpoint
     say(f"written: {write_card(folder, subject, results, publication)}")

@@ -77,36 +77,33 @@ class Publication:
             spdx_name(self.licence)
 
 
-class SharedGroup(NamedTuple):
-    """The results of one checkpoint in one group of the board."""
+class Number(NamedTuple):
+    """A number of a card."""
 
-    name: str  # `digits/knn@dino[limit=100]`
-    newest: Result
-    cells: Mapping[str, Cell]  # metric -> mean over seeds; without deviations; the main metric first
-    caveats: Sequence[str]
+    result: Result  # the newest that it is from
+    metric: str
+    cell: Cell  # mean over seeds
 
     @property
     def protocol(self) -> str:
         """`knn@dino[limit=100]`: the group without its image set."""
-        return self.name.removeprefix(f"{self.newest.data.name}/")
+        return self.result.group.removeprefix(f"{self.result.data.name}/")
 
 
-def shared_groups(results: Iterable[Result]) -> list[SharedGroup]:
-    """One checkpoint's successful results by group; an unmodified protocol comes before its variants."""
+def numbers_of(results: Iterable[Result]) -> tuple[list[Number], list[str]]:
+    """The numbers of one checkpoint's results, by group and without deviations, and reasons to doubt them."""
     good = sorted((result for result in results if result.status == "ok"), key=lambda result: result.date)
     newest, leaderboard = {result.group: result for result in good}, leaderboard_of(good)
     assert len(leaderboard.rows) <= 1, "results of several checkpoints"
-    groups = []
-    for group, metrics in leaderboard.groups.items():
-        (row,) = leaderboard.rows.values()
-        cells = {metric: row[group, metric] for metric in metrics if row[group, metric].higher_is_better is not None}
-        if cells:
-            groups.append(SharedGroup(group, newest[group], cells, leaderboard.caveats[group]))
-
-    def place(group: SharedGroup) -> tuple[str, str, int]:
-        return group.newest.data.name, group.newest.protocol.name, len(group.newest.variant)
-
-    return sorted(groups, key=place)
+    numbers = [
+        Number(newest[group], metric, cells[group, metric])
+        for cells in leaderboard.rows.values()
+        for group, metrics in leaderboard.groups.items()
+        for metric in metrics
+        if cells[group, metric].higher_is_better is not None
+    ]
+    notes = (f"{group}: {caveat}" for group, caveats in leaderboard.caveats.items() for caveat in caveats)
+    return numbers, list(dict.fromkeys(notes))
 
 
 # An absolute path of two parts or more; not the path of a URL, and not the second half of a word, as in ViT-S/16.
@@ -230,20 +227,25 @@ def write_card(folder: Path, subject: CardSubject, results: Sequence[Result], pu
 
 def card_of(subject: CardSubject, results: Iterable[Result], publication: Publication) -> str:
     """The text of README.md."""
-    used, facts, groups = subject.used, subject.facts, shared_groups(results)
+    used, facts = subject.used, subject.facts
+    numbers, notes = numbers_of(results)
     trained = f", trained by {used.method}" + (" with labels" if facts.get("uses_labels") else "")
     rows = [
-        (group.newest.data.name, group.protocol, group.newest.protocol.version, metric, cell_text(cell))
-        for group in groups
-        for metric, cell in group.cells.items()
+        (
+            number.result.data.name,
+            number.protocol,
+            number.result.protocol.version,
+            number.metric,
+            cell_text(number.cell),
+        )
+        for number in numbers
     ]
-    cells = [cell for group in groups for cell in group.cells.values()]
-    newest = max((group.newest for group in groups), key=lambda result: result.date, default=None)
+    newest = max((number.result for number in numbers), key=lambda result: result.date, default=None)
     return _template().render(
         used=used,
         facts=facts,
         millions=millions,
-        header=Markup(_yaml(_header(subject, groups, publication)).rstrip()),
+        header=Markup(_yaml(_header(subject, numbers, publication)).rstrip()),
         mark=Markup(CARD_MARK),
         training=trained if used.known_method else "",
         model=_table(("fact", "value"), _model(subject)),
@@ -252,9 +254,9 @@ def card_of(subject: CardSubject, results: Iterable[Result], publication: Public
         is_on_hub=bool(publication.model_id),
         has_class_attention=bool(subject.config and ViTSpec(**facts["spec"]).class_attention),
         numbers=_table(("images", "protocol", "version", "metric", "value"), rows),
-        notes=list(dict.fromkeys(f"{group.name}: {caveat}" for group in groups for caveat in group.caveats)),
-        has_intervals=any(cell.interval for cell in cells),
-        has_seeds=any(cell.seeds > 1 for cell in cells),
+        notes=notes,
+        has_intervals=any(number.cell.interval for number in numbers),
+        has_seeds=any(number.cell.seeds > 1 for number in numbers),
         newest=newest,
         tool=f"ssl-vit-bench {newest.versions.get('ssl-vit-bench', '')}".rstrip() if newest else "",
         source=Markup(publication.source),
@@ -338,13 +340,11 @@ def _hub_terms(metric: str) -> tuple[str, str]:
     return next((terms for start, terms in TASKS.items() if metric.startswith(start)), (OTHER_TASK, metric))
 
 
-def _header(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publication) -> dict[str, Any]:
+def _header(subject: CardSubject, numbers: Sequence[Number], publication: Publication) -> dict[str, Any]:
     """The card's metadata for the Hub, which precede its text."""
     from huggingface_hub import ModelCardData
 
-    results = [
-        _eval_result(group, metric, cell, publication) for group in groups for metric, cell in group.cells.items()
-    ]
+    results = [_eval_result(number, publication) for number in numbers]
     return ModelCardData(
         library_name="timm",
         pipeline_tag=OTHER_TASK,
@@ -355,20 +355,21 @@ def _header(subject: CardSubject, groups: Sequence[SharedGroup], publication: Pu
     ).to_dict()
 
 
-def _eval_result(group: SharedGroup, metric: str, cell: Cell, publication: Publication) -> "EvalResult":
+def _eval_result(number: Number, publication: Publication) -> "EvalResult":
     """One number for `model-index`."""
     from huggingface_hub import EvalResult
 
-    data, protocol = group.newest.data, group.newest.protocol
+    result, cell = number.result, number.cell
+    data, protocol = result.data, result.protocol
     return EvalResult(
-        task_type=_hub_terms(next(iter(group.cells)))[0],
+        task_type=_hub_terms(next(iter(result.metrics)))[0],
         dataset_type=hub_text(data.name),
         dataset_name=hub_text(data.name),
         dataset_split="validation",
         dataset_args={"fingerprint": data.fingerprints.get("val"), "images": data.images.get("val")},
-        metric_type=hub_text(_hub_terms(metric)[1]),
+        metric_type=hub_text(_hub_terms(number.metric)[1]),
         metric_value=cell.mean,
-        metric_name=hub_text(f"{group.protocol} {metric}: {cell_text(cell)}"),
+        metric_name=hub_text(f"{number.protocol} {number.metric}: {cell_text(cell)}"),
         metric_args={
             "protocol": hub_text(protocol.name),
             "version": protocol.version,

@@ -237,11 +237,12 @@ def contents(
             sources[stored.result.group, stored.result.checkpoint.key].append(index)
     by_group = {stored.result.group: stored.result for stored in reversed(merged) if stored.result.status == "ok"}
     titles = {group: protocol_in_words(result.protocol.name) for group, result in by_group.items()}
-    counts = Counter((result.data.name, titles[group]) for group, result in by_group.items())
+    groups = [group for group in leaderboard.groups if not is_shown_elsewhere(leaderboard, group)]
+    counts = Counter((by_group[group].data.name, titles[group]) for group in groups)
     start_of = initial_weights(leaderboard, starts or {})
     tables = []
-    for group, (metric, *_) in leaderboard.groups.items():
-        rows, column, result = leaderboard.rows, (group, metric), by_group[group]
+    for group in groups:
+        rows, column, result = leaderboard.rows, (group, leaderboard.groups[group][0]), by_group[group]
         checkpoints = sorted(leaderboard.checkpoints_in(group), key=lambda used: order_of(rows[used].get(column)))
         is_unique = counts[result.data.name, titles[group]] == 1
         tables.append(
@@ -274,6 +275,16 @@ def contents(
         results=[stored.result for stored in measured],
         sources=sources,
         troubles=tuple(troubles(leaderboard)),
+    )
+
+
+def is_shown_elsewhere(leaderboard: Leaderboard, group: str) -> bool:
+    """Whether a group has only raw pixels, whose numbers also stand beside networks at a chosen size."""
+    rows = [leaderboard.rows[used] for used in leaderboard.checkpoints_in(group) if leaderboard.kinds[used] == "floor"]
+    return len(rows) == len(leaderboard.checkpoints_in(group)) and any(
+        all(row.get((group, metric)) == row.get((other, metric)) for row in rows for metric in metrics)
+        for other, metrics in leaderboard.groups.items()
+        if other != group and set(metrics) >= set(leaderboard.groups[group])
     )
 
 

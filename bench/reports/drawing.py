@@ -31,8 +31,6 @@ INK = "#123456"  # dark; on a page it is replaced by currentColor
 PAGE_WIDTH = 9.0  # of a figure on a page, in inches
 LETTER_WIDTH = 5.2  # average, in points
 LEGEND_LINE = 0.18  # height of a line of the legend, in inches
-# Margins of a panel in inches; title: height of each of its lines.
-MARGINS = {"left": 0.72, "right": 0.12, "below": 0.44, "above": 0.1, "title": 0.155}
 
 
 def styles_of(names: Iterable[str], baselines: Iterable[str] = ()) -> dict[str, Style]:
@@ -53,14 +51,12 @@ def figure_of(panels: Sequence[DrawPanel], styles: Mapping[str, Style]) -> "Figu
 
     width, columns = PAGE_WIDTH / (2 if len(panels) == 1 else 1), min(len(panels), 3)
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(width, rows * min(0.75 * width / columns, 3.0)), dpi=72)
-    title_lines = 0
+    figure = Figure(figsize=(width, rows * min(0.75 * width / columns, 3.0)), dpi=72, layout="constrained")
     for number, draw_panel in enumerate(panels):
         axes = figure.add_subplot(rows, columns, number + 1)
         title, x_label, y_label = draw_panel(axes)
         lines = wrap(printable(title), int(56 * width / columns / LETTER_WIDTH), break_on_hyphens=False)
         axes.set_title("\n".join(lines), fontsize=9, color=INK, parse_math=False)
-        title_lines = max(title_lines, len(lines))
         axes.set_xlabel(x_label, color=INK, fontsize=8)
         axes.set_ylabel(y_label, color=INK, fontsize=8)
         axes.set_facecolor("none")
@@ -68,43 +64,16 @@ def figure_of(panels: Sequence[DrawPanel], styles: Mapping[str, Style]) -> "Figu
         axes.grid(color=INK, alpha=0.15)
         for spine in axes.spines.values():
             spine.set_color(INK)
-    # Margins are fixed, as matplotlib's layout engines draw all texts two more times, half of the time of a figure.
-    below, above = MARGINS["below"], MARGINS["above"] + MARGINS["title"] * title_lines
-    panel_width = width / columns - MARGINS["left"] - MARGINS["right"]
-    panel_height = figure.get_figheight() / rows - below - above
-    legend_height = _add_legend(figure, styles)
-    height = figure.get_figheight()
-    figure.subplots_adjust(
-        left=MARGINS["left"] / width,
-        right=1 - MARGINS["right"] / width,
-        bottom=(legend_height + below) / height,
-        top=1 - above / height,
-        wspace=(MARGINS["left"] + MARGINS["right"]) / panel_width,
-        hspace=(below + above) / panel_height,
-    )
-    return figure
-
-
-def _add_legend(figure: "Figure", styles: Mapping[str, Style]) -> float:
-    """Add a legend below all panels; the figure grows by its height, which is returned in inches."""
-    lines = {str(line.get_label()): line for axes in figure.axes for line in axes.lines}
-    lines = {name: lines[name] for name in styles if name in lines}
-    texts = [printable(name) for name in lines]
-    columns = max(1, int(72 * figure.get_figwidth() / (LETTER_WIDTH * max(map(len, texts)) + 40)))
-    height = LEGEND_LINE * (1 - (-len(texts) // columns))
-    figure.set_figheight(figure.get_figheight() + height)
-    legend = figure.legend(
-        list(lines.values()),
-        texts,
-        fontsize=8,
-        labelcolor=INK,
-        frameon=False,
-        loc="lower center",
-        ncols=min(columns, len(texts)),
-    )
+    drawn = {str(line.get_label()): line for axes in figure.axes for line in axes.lines}
+    drawn = {name: drawn[name] for name in styles if name in drawn}
+    names = [printable(name) for name in drawn]
+    columns = max(1, int(72 * width / (LETTER_WIDTH * max(map(len, names)) + 40)))
+    figure.set_figheight(figure.get_figheight() + LEGEND_LINE * (1 - (-len(names) // columns)))
+    style = {"fontsize": 8, "labelcolor": INK, "frameon": False}
+    legend = figure.legend(list(drawn.values()), names, loc="outside lower center", ncols=columns, **style)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a $ in a name is not a formula
-    return height
+    return figure
 
 
 def figure_bytes(

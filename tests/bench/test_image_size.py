@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_results import made_checkpoint, made_metrics, made_result, save_result
+from shown_results import report_of
 
 import bench
 from bench.__main__ import main
@@ -118,6 +119,8 @@ def test_raw_pixels_stand_beside_networks_at_chosen_sizes():
     }
     assert numbers["pixels"] == {default.group: 30.0, small.group: 30.0}
     assert numbers["network"] == {default.group: 60.0, small.group: 50.0, other.group: 45.0}
+    assert [table.group for table in report_of([raw, small]).tables] == [small.group], "raw pixels are shown once"
+    assert len(report_of([raw]).tables) == 1 and len(report_of([raw, other]).tables) == 2
     stored = [StoredResult(path=Path("result.json"), result=each) for each in (raw, default, small, other)]
     matches, _ = match_results(stored[1:], stored[:1], ("network", "pixels"))
     assert [match.group for match in matches] == [default.group, small.group]

@@ -369,7 +369,7 @@ def test_masks_are_drawn_of_the_worst_and_the_median_image_first(protocol, tiny,
 def test_what_cannot_be_drawn_is_said_before_anything_is_computed(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(Viewer, "loaded", None)
     for protocol in ("upernet@ibot", "maskrcnn@mae", "knn@dino"):
-        with pytest.raises(ValueError, match=f"protocol={protocol}: not drawable here: .*segmentation_linear@dinov3"):
+        with pytest.raises(ValueError, match=f"protocol={protocol}: not drawable here"):
             chosen_kind("predictions", [f"protocol={protocol}"])
     kind = chosen_kind("predictions", ["protocol=dense_knn@smoke"])
     with pytest.raises(ValueError, match=r"this task needs ade20k:ROOT.*depth_linear@smoke"):

@@ -21,7 +21,6 @@ from bench.reports.scenes import legend_of, mask_counts, measured_images, scene_
 from bench.reports.visualize import GREY, MAX_PANEL, PictureRequest, errors_naming, image_panel
 from bench.results.record import Result
 from bench.results.store import StoredResult, read_results
-from bench.run.suites import catalogue
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport
 from downstream.data.overlays import class_colours, tinted
@@ -62,17 +61,9 @@ class Predictions(Validated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.protocol in PROTOCOLS:
-            return
-        known = catalogue().protocols
-        if self.protocol not in known:
-            raise ValueError(
-                f"protocol={self.protocol}: there is no such protocol{did_you_mean(self.protocol, list(PROTOCOLS))}"
-            )
-        why = "it predicts no pixels"
-        if layout := getattr(known[self.protocol].task, "LAYOUT", ""):
-            why = f"a network is trained for {layout}, and `bench report` shows what its result stores"
-        raise ValueError(f"protocol={self.protocol}: not drawable here: {why}; name one of {', '.join(PROTOCOLS)}")
+        if self.protocol not in PROTOCOLS:
+            fix = did_you_mean(self.protocol, list(PROTOCOLS)) or f"; name one of {', '.join(PROTOCOLS)}"
+            raise ValueError(f"protocol={self.protocol}: not drawable here, as no protocol of frozen patches{fix}")
 
     def pictures(self, request: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are validation images, videos or pairs; columns are the image, the ground truth, and the
