@@ -95,7 +95,6 @@ BOUNDED = "a few kilobytes inside another file; RecursionError is caught"
 READS = {  # FILE FUNCTION CALL -> why it may read without them
     "bench/commands/list.py _docstring extension.path.read_text": PACKAGE,
     "bench/run/index.py write_index FILE.read_bytes": PACKAGE,
-    "bench/reports/leaderboard.py _repr_markdown_ read_text": OWN,
     "bench/published/values.py _rows open": PACKAGE,
     "bench/reports/page.py page_of read_text": PACKAGE,
     "bench/results/record.py read_arrays np.load": OPENED,

@@ -254,7 +254,7 @@ def contents(
                 checkpoints=tuple(checkpoints),
                 starts=start_of,
                 gains=gains(leaderboard, column, start_of, cache) if cache else {},
-                caveats=merged_notes(leaderboard.caveats[group], [leaderboard.names[used] for used in checkpoints]),
+                caveats=leaderboard.caveats[group],
             )
         )
     means = mean_ranks(leaderboard)
@@ -416,24 +416,6 @@ def about_task(task: str) -> str:
     """The first two paragraphs of the docstring of a task's file; "" if the task is not installed."""
     files = source_files("probes") | source_files("downstream")
     return opening_paragraphs(files[task]) if task in files else ""
-
-
-def merged_notes(notes: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Notes `CHECKPOINT: NOTE`, those that checkpoints share merged: `a and b: NOTE`, `all checkpoints: NOTE`.
-
-    names: of the checkpoints; a name that ends with ` (floor)` begins notes without this ending.
-    """
-    checkpoints_by_note: dict[str, list[str]] = {}
-    for note in notes:
-        name = next((name for name in names if note.startswith(f"{name.removesuffix(' (floor)')}: ")), "")
-        text = note[len(name.removesuffix(" (floor)")) + 2 :] if name else note
-        checkpoints_by_note.setdefault(text, []).extend([name] if name else [])
-    merged = []
-    for text, checkpoints in checkpoints_by_note.items():
-        is_of_all = len(checkpoints) == len(names) > 1
-        owner = "all checkpoints" if is_of_all else in_words(checkpoints)
-        merged.append(f"{owner}: {text}" if checkpoints else text)
-    return tuple(merged)
 
 
 def provenance(result: Result) -> dict[str, object]:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -221,26 +222,21 @@ def read_leaderboard(out: Path, published: bool = False) -> Leaderboard:
 def leaderboard_of(results: Iterable[Result], problems: Iterable[str] = ()) -> Leaderboard:
     """Group results by checkpoint, sorted by name and then digest. problems: a line per file that could not be read."""
     by_checkpoint: dict[Key, list[Result]] = defaultdict(list)
-    groups: dict[str, dict[str, None]] = defaultdict(dict)
-    caveats: dict[str, dict[str, None]] = defaultdict(dict)
-    by_label: dict[str, dict[str, Result]] = defaultdict(dict)  # group -> label of a checkpoint -> a result
+    by_group: dict[str, list[Result]] = defaultdict(list)
     results = list(results)
-    results += floors_at_chosen_sizes(results)
-    labels = labels_of(result.checkpoint.key for result in results)
-    for result in results:
+    for result in [*results, *floors_at_chosen_sizes(results)]:
         by_checkpoint[result.checkpoint.key].append(result)
         if result.status == "ok":
-            groups[result.group].update(dict.fromkeys(result.metrics))
-            caveats[result.group] |= dict.fromkeys(caveats_of(result, labels[result.checkpoint.key]))
-            by_label[result.group][labels[result.checkpoint.key]] = result
-    for group, of_group in by_label.items():
-        if note := sizes_note(of_group):
-            caveats[group][note] = None
+            by_group[result.group].append(result)
+    labels = labels_of(by_checkpoint)
     ordered = [by_checkpoint[key] for key in sorted(by_checkpoint)]
     return Leaderboard(
         rows={own[-1].checkpoint: _cells(own) for own in ordered},
-        groups={group: tuple(metrics) for group, metrics in sorted(groups.items())},
-        caveats={group: tuple(caveats[group]) for group in sorted(groups)},
+        groups={
+            group: tuple(dict.fromkeys(chain(*(result.metrics for result in by_group[group]))))
+            for group in sorted(by_group)
+        },
+        caveats={group: tuple(caveats_of(by_group[group], labels)) for group in sorted(by_group)},
         failed={own[-1].checkpoint: failed for own in ordered if (failed := _failures(own))},
         problems=tuple(problems),
     )
@@ -308,8 +304,22 @@ def _mean_over_seeds(results: Sequence[Result], metric: str) -> Cell:
     )
 
 
-def caveats_of(result: Result, label: str) -> Iterator[str]:
-    """Sentences that explain `result.variant`, and the warnings of task and data. label: the checkpoint's."""
+def caveats_of(results: Sequence[Result], labels: Mapping[Key, str]) -> Iterator[str]:
+    """Sentences that explain the variant of a group, and warnings with the labels of the checkpoints concerned."""
+    yield from dict.fromkeys(chain.from_iterable(map(explanations_of, results)))
+    of_group = dict.fromkeys(labels[result.checkpoint.key] for result in results)
+    owners: dict[str, dict[str, None]] = defaultdict(dict)  # warning -> labels
+    for result in results:
+        for warning in warnings_of(result):
+            owners[warning][labels[result.checkpoint.key]] = None
+    for warning, own in owners.items():
+        yield f"{'all checkpoints' if len(own) == len(of_group) > 1 else in_words(list(own))}: {warning}"
+    if note := sizes_note({labels[result.checkpoint.key]: result for result in results}):
+        yield note
+
+
+def explanations_of(result: Result) -> Iterator[str]:
+    """Sentences that explain `result.variant`, what a constant prediction scores, and the warnings of the data."""
     if result.limit is not None:
         cut = [(split, count) for split, count in result.data.images.items() if count > result.limit]
         seen = [f"{result.limit:,} of {count:,} {split}" for split, count in cut]
@@ -330,24 +340,22 @@ def caveats_of(result: Result, label: str) -> Iterator[str]:
         yield f"Chosen on the validation images, so that number and interval are too good: {', '.join(chosen)}."
     for line in result.facts.get("masks", {}).get("val", ()):
         yield f"{line[0].upper()}{line[1:]}."
-    yield from _constant_caveats(result, label)
+    if constant := result.facts.get("floor"):
+        scores = constant["metrics"]
+        numbers = ", ".join(f"{name} {number_text(value, '%')}" for name, value in scores.items())
+        yield f"Floor, predicting {constant['prediction']}: {numbers if any(scores.values()) else '0 in all metrics'}."
     for warning in result.data.warnings:
         yield f"{warning}."
-    for warning in result.facts.get("warnings", ()):
-        yield f"{label}: {warning}."
 
 
-def _constant_caveats(result: Result, label: str) -> Iterator[str]:
-    """What a constant prediction scores, and a warning if the result's main metric is not above it."""
-    constant = result.facts.get("floor")
-    if not constant or result.status != "ok":
-        return
-    scores = constant["metrics"]
-    numbers = ", ".join(f"{name} {number_text(value, '%')}" for name, value in scores.items())
-    yield f"Floor, predicting {constant['prediction']}: {numbers if any(scores.values()) else '0 in all metrics'}."
+def warnings_of(result: Result) -> Iterator[str]:
+    """Warnings about the numbers of one checkpoint: its task's, and a main metric not above a constant prediction's."""
     name, metric = next(iter(result.metrics.items()))
-    if name in scores and metric.value <= scores[name]:
-        yield f"{label}: {name} {metric} is not above the floor, {number_text(scores[name], '%')}."
+    constant = result.facts.get("floor", {}).get("metrics", {})
+    if name in constant and metric.value <= constant[name]:
+        yield f"{name} {metric} is not above the floor, {number_text(constant[name], '%')}."
+    for warning in result.facts.get("warnings", ()):
+        yield f"{warning}."
 
 
 def with_published(leaderboard: Leaderboard) -> Leaderboard:

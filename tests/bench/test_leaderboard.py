@@ -142,6 +142,19 @@ def test_the_best_network_and_those_tied_with_it_are_bold_and_share_a_rank():
     assert leaderboard_of([result(A, 90.0), result(raw_pixels, 95.0)]).best == {}
 
 
+def test_a_warning_about_several_checkpoints_is_one_caveat():
+    warned = [result(checkpoint, facts={"warnings": ["no class token"]}) for checkpoint in (A, B)]
+    unlike = [
+        result(A, seed=1, facts={"warnings": ["no class token", "unlike others"]}),
+        result(replace(A, name="gamma", digest="c" * 64)),
+    ]
+    assert leaderboard_of([*warned, *unlike]).caveats["digits/knn@dino"] == (
+        f"{A.name} and {B.name}: no class token.",
+        f"{A.name}: unlike others.",
+    )
+    assert leaderboard_of(warned).caveats["digits/knn@dino"] == ("all checkpoints: no class token.",)
+
+
 def test_limits_and_modified_protocols_have_a_caveat():
     changed = replace(KNN, modified=True, changes={"k": [5]})
     text = to_markdown(leaderboard_of([result(A, protocol=changed, limit=8)]))

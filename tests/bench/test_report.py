@@ -20,7 +20,6 @@ from bench.reports.contents import (
     common_notes,
     evidence,
     headline,
-    merged_notes,
     provenance,
     verdict,
 )
@@ -219,14 +218,6 @@ def test_numbers_chosen_on_the_validation_images_are_reported():
     top1 = replace(results[0].metrics["top1"], chosen_on_val=True)
     report = report_of([replace(results[0], metrics={"top1": top1}), results[1]], level_of(a))
     assert "1 of 1 tables report numbers that were chosen on the validation images" in " ".join(evidence(report))
-
-
-def test_equal_notes_of_several_checkpoints_are_merged():
-    notes = ("a: no class token.", "Computed in bfloat16.", "b: no class token.", "c: unlike others.")
-    names = ["a", "b", "c (floor)"]
-    merged = merged_notes(notes, names)
-    assert merged == ("a and b: no class token.", "Computed in bfloat16.", "c (floor): unlike others.")
-    assert merged_notes(("a: x", "b: x"), ["a", "b"]) == ("all checkpoints: x",)
 
 
 def test_all_networks_are_drawn_at_their_places_with_their_names():
