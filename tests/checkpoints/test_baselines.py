@@ -8,7 +8,7 @@ import torch
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
-from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.spec import Preparation
 from checkpoints.vit import ViT
 
 
@@ -77,11 +77,6 @@ def test_settings_of_a_network_are_refused_for_pixels(changes):
     spec = load("pixels:8").spec
     with pytest.raises(ValueError, match=r"architecture='pixels' has no network; set .*final_norm='none'"):
         replace(spec, **changes)
-
-
-def test_label_and_family():
-    spec: ViTSpec = load("pixels:8").spec
-    assert (spec.family, spec.label, spec.has_class_token) == ("pixels", "raw pixels", False)
 
 
 @pytest.mark.parametrize("reference", ["pixels:0", "pixels:49", "pixels:big"])

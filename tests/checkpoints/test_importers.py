@@ -235,17 +235,6 @@ def trunk_of(key: str, prefix: str) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in trunk.items() if "head." not in name and "fc." not in name}
 
 
-@pytest.mark.parametrize("container", [None, "state_dict"])
-def test_the_method_of_a_bare_vit_is_not_guessed(container, tmp_path):
-    trunk = trunk_of("dino", "teacher.backbone.")
-    torch.save({container: trunk} if container else trunk, tmp_path / "vit.pth")
-    with pytest.raises(ValueError, match=r"dino or ibot or timm: say dino:.*vit.pth or ibot:.*vit.pth"):
-        load(tmp_path / "vit.pth")
-    options = EXAMPLES["dino"]().options
-    for method in ("dino", "ibot"):
-        assert load(f"{method}:{tmp_path / 'vit.pth'}", options).facts["method"] == method
-
-
 @pytest.mark.parametrize("container", [None, "state_dict", "model"])
 def test_a_trunk_with_another_kind_of_position_table_is_refused(container, tmp_path):
     """MoCo-v3's ViT-S has twice the heads of DINO's and the same tensors: only its fixed table distinguishes it."""
@@ -393,7 +382,7 @@ def test_a_tensor_of_another_shape_is_refused(key, name):
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("key", ["dino", "simmim"])
+@pytest.mark.parametrize("key", ["dino", "simmim", "cae_finetuned"])
 def test_imports_may_be_at_another_image_size(key):
     example = EXAMPLES[key]()
     export = imported(example)

@@ -9,7 +9,6 @@ from examples import EXAMPLES
 from torch import Tensor
 
 from checkpoints.export import ViTExport
-from checkpoints.import_options import ImportOptions
 from checkpoints.importing import import_file
 from checkpoints.resolve import detect, load
 from engine.extensions import load_extension
@@ -90,15 +89,6 @@ def test_the_statistics_of_batch_norms_in_ibots_head_are_kept():
     assert len(extra) == 2 * 3 + len(norms)
 
 
-def test_caes_keys_have_no_bias():
-    export = imported("cae")
-    tree = EXAMPLES["cae"]().tree
-    for number in range(export.spec.depth):
-        queries, keys, values = export.tensors[f"blocks.{number}.attn.qkv.bias"].chunk(3)
-        assert (keys == 0).all() and torch.equal(queries, tree[f"model.encoder.blocks.{number}.attn.q_bias"])
-        assert torch.equal(values, tree[f"model.encoder.blocks.{number}.attn.v_bias"])
-
-
 @pytest.mark.parametrize("change", ["missing", "shorter"])
 def test_a_bias_of_values_that_does_not_fit_is_refused(change):
     tree, name = dict(EXAMPLES["cae"]().tree), "model.encoder.blocks.0.attn.v_bias"
@@ -107,38 +97,6 @@ def test_a_bias_of_values_that_does_not_fit_is_refused(change):
         ValueError, match=r"^cae.pth as cae: blocks.0.attn.q_bias and its v_bias do not fit each other$"
     ):
         imported("cae", tree)
-
-
-def longer(tensor: Tensor) -> Tensor:
-    return torch.cat([tensor, tensor[:1]])
-
-
-@pytest.mark.parametrize(
-    ("key", "name", "change", "message"),
-    [
-        ("cae_finetuned", "model.pos_embed", longer, "its position table is learned"),
-        ("aimv2", "image_encoder.preprocessor.pos_embed", lambda table: table[:0], "pos_embed"),
-        ("franca", "teacher.blocks.0.mlp.w12.bias", longer, "timm cannot build .*: sizes that do not fit each other"),
-        ("dinov3", "blocks.0.attn.qkv.bias", longer, "do not fit each other as those of dinov3 do .RuntimeError"),
-        ("dinov3", "storage_tokens", torch.Tensor.flatten, "do not fit each other as those of dinov3 do .IndexError"),
-        ("beit", "model.norm.weight", lambda weight: weight + 1j, "tensor norm.weight holds complex numbers"),
-    ],
-)
-def test_tensors_of_impossible_shapes_and_dtypes_are_refused(key, name, change, message):
-    tree = EXAMPLES[key]().tree
-    with pytest.raises(ValueError, match=message) as error:
-        imported(key, tree | {name: change(tree[name])})
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("key", ["cae", "cae_finetuned", "maskfeat", "can"])
-def test_imports_may_be_at_another_image_size(key):
-    """A fine-tuned CAE has two kinds of position tables."""
-    export = imported(key)
-    larger = imported(key, image_size=2 * export.spec.image_size)
-    assert larger.spec.grid == (2 * export.spec.grid[0],) * 2
-    images = torch.randn(1, 3, larger.spec.image_size, larger.spec.image_size)
-    assert larger.build()(images)[0].isfinite().all()
 
 
 def test_an_encoder_of_can_alone_is_recognised_by_its_name_only():
@@ -173,11 +131,3 @@ def test_other_networks_of_slowfast_are_refused(name):
     tree = EXAMPLES["maskfeat"]().tree | {f"model_state.{name}": torch.zeros(2, 2)}
     with pytest.raises(ValueError, match="neither used nor known to be dropped"):
         imported("maskfeat", tree)
-
-
-def test_options_and_heads_of_a_file_are_used():
-    assert imported("maskfeat", statistics="half").mean == (0.5, 0.5, 0.5)
-    assert imported("cae_finetuned").spec.heads == EXAMPLES["cae"]().options.heads
-    with pytest.raises(ValueError, match="heads"):
-        imported("cae_finetuned", heads=1000)
-    assert EXAMPLES["cae_finetuned"]().options == ImportOptions()

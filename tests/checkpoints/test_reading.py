@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch.nn.utils.parametrizations import weight_norm
 from yacs.config import CfgNode
 
 from checkpoints.dotted import LONGEST_LIST, LONGEST_TEXT
@@ -207,13 +206,6 @@ def test_values_and_dtypes_of_tensors_are_kept(tmp_path):
     for name, tensor in ({key: value for key, value in saved.items() if key != "list"} | list_items).items():
         assert torch.equal(tensors[name], tensor) and tensors[name].dtype == tensor.dtype
         assert type(tensors[name]) is torch.Tensor and not tensors[name].requires_grad
-
-
-def test_names_of_weight_norm_are_kept(tmp_path):
-    new = weight_norm(torch.nn.Linear(4, 2, bias=False))
-    torch.save({"old": {"weight_g": torch.ones(2, 1)}, "new": new.state_dict()}, tmp_path / "a.pt")
-    stems = {"parametrizations.weight.original0", "parametrizations.weight.original1"}
-    assert set(read_foreign(tmp_path / "a.pt").tensors) == {"old.weight_g"} | {f"new.{stem}" for stem in stems}
 
 
 def test_facts_are_small_json_values(tmp_path):

@@ -128,12 +128,6 @@ def test_a_distilled_deit_is_read_with_its_second_token(tmp_path):
     assert "it has a distillation token (dist_token)" in load_refusal(f"dino:{path}", options)
 
 
-def test_a_teacher_with_layer_scale_is_recognised_as_dinov2(tmp_path):
-    state = state_of("vit_base_patch14_dinov2")
-    path = save({"teacher": {f"backbone.{name}": tensor for name, tensor in state.items()}}, tmp_path)
-    assert load(path, ImportOptions(heads=4)).facts["importer"] == "dinov2"
-
-
 def test_moco_v3s_trunk_is_recognised_by_its_position_table(tmp_path):
     """As its convert_to_deit.py writes it."""
     example = EXAMPLES["mocov3"]()
@@ -293,23 +287,3 @@ def test_averaged_weights_of_timm_come_first_as_in_timm(tmp_path):
     (folder := tmp_path / "alone").mkdir()
     only = load(f"timm:{save({'state_dict': weights}, folder)}", OPTIONS)
     assert only.digest == export.digest and only.facts["branch"] == "model"
-
-
-@pytest.mark.parametrize(
-    ("importer", "extra"),
-    [
-        ("dinov2", {"mask_token": (1, 32)}),
-        ("ibot", {"masked_embed": (1, 32)}),
-        ("timm", {"head.weight": (5, 32), "head.bias": (5,)}),
-    ],
-)
-def test_what_an_importer_drops_is_dropped_below_a_prefix(importer, extra, tmp_path):
-    state = state_of("vit_base_patch16_224", init_values=1e-5 if importer == "dinov2" else None)
-    tensors = state | {name: torch.zeros(shape) for name, shape in extra.items()}
-    branches = {f"{branch}.backbone.{name}": t for branch in ("student", "teacher") for name, t in tensors.items()}
-    path = save({"model": branches}, tmp_path)
-    export = load(f"{importer}:{path}", replace(OPTIONS, prefix="model.teacher.backbone"))
-    assert export.facts["used_tensors"] == len(state)
-    assert sum(export.facts["dropped"].values()) == len(tensors) + len(extra)
-    if importer != "timm":
-        assert load_refusal(f"{importer}:{path}", OPTIONS).endswith("prefix='model.teacher.backbone.')")

@@ -5,7 +5,6 @@ import math
 import os
 import time
 import zipfile
-from dataclasses import replace
 
 import pytest
 import timm
@@ -199,38 +198,6 @@ def test_a_config_of_a_huge_network_is_refused_at_once(settings, message, tmp_pa
     with pytest.raises(ValueError, match=message) as error:
         load(tmp_path)
     assert "\n" not in str(error.value) and time.monotonic() - start < 20
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["bare", "state_dict", "state_dict_ema"])
-@pytest.mark.parametrize("key", ["plain", "registers", "beit, fine-tuned head"])
-def test_a_state_dict_with_a_classifier_is_imported(key, layout, tmp_path):
-    architecture, arguments = MODELS[key]
-    torch.manual_seed(0)
-    model = timm.create_model(architecture, **arguments | dict(num_classes=5)).eval()
-    tensors = model.state_dict()
-    other_tensors = {name: tensor + 1 for name, tensor in tensors.items()}
-    files = {
-        "bare": tensors,
-        "state_dict": {"state_dict": tensors, "epoch": 3},
-        "state_dict_ema": {"state_dict": other_tensors, "state_dict_ema": tensors},
-    }
-    path = tmp_path / "model.pth"
-    torch.save(files[layout], path)
-    branch = "ema" if layout == "state_dict_ema" else None
-    options = ImportOptions(heads=4, statistics="half", branch=branch)
-    export = load(f"timm:{path}", options)
-    assert export.facts["dropped"]["classifier"] == 2
-    assert (export.mean, export.std) == ((0.5,) * 3, (0.5,) * 3)
-    images = torch.randn(2, 3, 32, 32)
-    with torch.no_grad():
-        expected = model.forward_features(images)
-    patches = Backbone(export).views(images, [(-1, True)])[-1, True].patches.flatten(1, 2)
-    assert (patches - expected[:, -patches.shape[1] :]).abs().max() < 1e-5
-    assert load(path, options).digest == export.digest, "the format is detected by its keys"
-    with pytest.raises(ValueError, match="no tensor tells the image statistics") as error:
-        load(f"timm:{path}", replace(options, statistics=None))
-    assert "\n" not in str(error.value)
 
 
 def test_without_a_connection_a_download_is_refused_at_once(monkeypatch, caplog):

@@ -139,13 +139,3 @@ def test_pyramid_has_strides_4_to_32_for_every_patch_size(patch, side):
     sizes = [scale.shape[-1] for scale in Pyramid(8, patch, nn.BatchNorm2d)(maps)]
     image = side * (16 if patch == 14 else patch)
     assert sizes == [image // stride for stride in (4, 8, 16, 32)]
-
-
-def test_largest_scale_of_16_pixel_patches_has_two_deconvolutions():
-    kinds = [type(layer).__name__ for layer in Pyramid(8, 16, nn.BatchNorm2d).scales[0]]
-    assert kinds == ["ConvTranspose2d", "BatchNorm2d", "GELU", "ConvTranspose2d"]
-
-
-def test_default_taps_are_the_ends_of_four_quarters():
-    assert [default_taps(depth) for depth in (12, 24)] == [(3, 5, 7, 11), (7, 11, 15, 23)]
-    assert default_taps(PLAIN.depth) == (0, 1, 1, 2)

@@ -350,14 +350,6 @@ def test_thin_boxes_are_scored_as_by_pycocotools_and_not_trained_on_as_by_mmdet(
     assert all(min(x2 - x1, y2 - y1) >= 1 for x1, y1, x2, y2 in boxes)
 
 
-def test_objects_of_area_0_are_trained_on(coco, tmp_path):
-    """Some converters write 0, and mmdet leaves these objects out."""
-    change_annotations(coco, "val", with_each("annotations", lambda index, entry: entry.update(area=0)))
-    scenes = open_scenes(f"coco:{coco}", "val", tmp_path)
-    trained = CocoScenes(scenes, pipeline=[], serialize_data=False).data_list
-    assert [len(sample["instances"]) for sample in trained] == [len(objects) for objects in scenes.listing.objects]
-
-
 def perfect_detections(listing: Instances) -> list[dict]:
     """The objects of each image as detections."""
     labels, detections = {category: label for label, category in enumerate(listing.categories)}, []
@@ -403,14 +395,6 @@ def test_a_list_that_is_not_read_is_noted_and_an_image_listed_twice_refused(tmp_
     (voc / "ImageSets/Main/val.txt").write_text("train\ntrain\n")
     with pytest.raises(ValueError, match=r"val\.txt.*twice, such as train"):
         open_scenes(f"vocboxes:{voc}", "val", tmp_path)
-
-
-def test_two_images_for_one_name_in_a_list_are_refused(tmp_path):
-    write_voc(tmp_path, XML.format("", "", BOX))
-    Image.new("RGB", (30, 20)).save(tmp_path / "JPEGImages" / "test.jpg")
-    with pytest.raises(ValueError, match=r"JPEGImages holds test\.jpg and test\.png"):
-        open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path)
-    assert len(open_scenes(f"vocboxes:{tmp_path}", "train", tmp_path)) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""Our replacement for mmcv._ext, called by mmcv's functions, against a simple NMS and torchvision's autograd.
-
-Against compiled operators: test_compiled_operators.py.
-"""
+"""Our replacement for mmcv._ext, called by mmcv's functions, against a simple NMS and torchvision's autograd."""
 
 import sys
 from types import ModuleType

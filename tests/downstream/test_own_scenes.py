@@ -1,7 +1,6 @@
 """Users' own scenes: masks with their own classes as values or colours, Pascal VOC, COCO files."""
 
 import json
-import os
 import re
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,7 @@ from bench.run.suites import catalogue
 from downstream.data.listing import IGNORED, Listing
 from downstream.data.scenes import decode_scenes, open_scenes, scene_mask, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
-from downstream.layouts.masks import TINY_COLOURS, class_of_value, parse_class_list, read_classes
+from downstream.layouts.masks import TINY_COLOURS, parse_class_list, read_classes
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASKRCNN
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as SEGMENTER
 from downstream.tasks.upernet_ade20k import PROTOCOLS as UPERNET
@@ -66,13 +65,6 @@ def test_wrong_class_lists_are_refused():
         ("road\nroad", "two classes have one name"),
     ]:
         assert message in refusal(parse_class_list, text)
-
-
-def test_values_without_a_class_have_an_index_of_their_own():
-    table = class_of_value([7, 3, 0])
-    assert (table[7], table[3], table[0], table[255]) == (0, 1, 2, IGNORED)
-    assert {table[value] for value in range(256) if value not in (0, 3, 7, 255)} == {3}
-    assert class_of_value([0, 255])[255] == 1
 
 
 def write_binary_set(root: Path, mode: str, lines: str, scenes: int = 6) -> str:
@@ -209,25 +201,6 @@ def test_two_masks_of_an_image_are_refused(masks_set, tmp_path):
     Image.open(mask).save(mask.with_suffix(".PNG"))
     message = refusal(open_scenes, f"masks:{masks_set}", "val", tmp_path)
     assert mask.name in message and mask.with_suffix(".PNG").name in message
-
-
-def test_segnets_folders_without_a_list_of_classes_lack_that_list(tmp_path):
-    (tmp_path / "train").mkdir()
-    (tmp_path / "testannot").mkdir()
-    assert "no file classes.txt" in refusal(open_scenes, f"masks:{tmp_path}", "train", tmp_path)
-    os.mkfifo(tmp_path / "classes.txt")
-    assert "classes.txt is no regular file" in refusal(open_scenes, f"masks:{tmp_path}", "train", tmp_path)
-
-
-def test_problems_in_files_with_blanks_in_their_names_are_one_line(masks_set, tmp_path, capsys, on_terminal):
-    for mask in (masks_set / "masks" / "val").iterdir():
-        number = int(mask.stem.rpartition("_")[2])
-        name = f"{'ab'[number % 2] * (number + 1)} {'xy'[number % 2] * (number + 1)}.png"
-        (masks_set / "images" / "val" / mask.name).rename(masks_set / "images" / "val" / name)
-        Image.new("RGB", (96, 64), (1, 2, number)).save(mask.rename(mask.with_name(name)))
-    assert check_scenes(f"masks:{masks_set}", read_all=True) == 1
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if "FIX" in line)
-    assert "shows the colour 1 2 " in line and line.endswith("(and 23 more like this)")
 
 
 def test_folders_of_pascal_voc(tmp_path):
@@ -432,11 +405,3 @@ def test_names_listed_twice_are_refused(tmp_path):
     first = file.read_text().split()[0]
     file.write_text(file.read_text() + f"{first}\n{first}\n")
     assert f"occur twice, such as {first}" in refusal(open_scenes, f"voc:{folder}", "val", tmp_path)
-
-
-def test_files_of_a_split_that_cannot_be_opened_are_not_called_unread(capsys, on_terminal, tmp_path):
-    url = write_masks(tmp_path, pairs("a.png", split="train") | pairs("b.png"))
-    (tmp_path / "masks/val/b.png").unlink()
-    assert check_scenes(url, read_all=True) == 1
-    out = capsys.readouterr().out
-    assert "1 of 1 annotations of val are not there" in out and "not read" not in out

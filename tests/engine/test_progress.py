@@ -9,7 +9,7 @@ import pytest
 from engine import printing
 from engine import progress as progress_module
 from engine.printing import say
-from engine.progress import Progress, process_age, span, with_progress
+from engine.progress import Progress, process_age, span
 
 
 class Clock:
@@ -151,11 +151,6 @@ def test_finished_work_is_reported_before_later_output(clock):
     assert printed(stream, [(5, 100)]) == "features: 100 of 100 images in 5 s\n"  # and no line before it
 
 
-def test_of_several_processes_only_the_first_prints(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    assert printed(io.StringIO(), [(5, 10)] * 10) == ""
-
-
 def test_nothing_is_silent_between_two_units_or_around_all_work(monkeypatch):
     """In real time, as the lines come from a thread: the work inside, then that around it unless something is said."""
     monkeypatch.setattr(progress_module, "clock", time.monotonic)
@@ -203,50 +198,8 @@ def test_an_error_is_raised_and_reported_as_a_stop(parts, advanced, units, clock
     assert stream.getvalue().splitlines()[-1] == f"features: {units} of 10 images in 3 s, stopped"
 
 
-def test_work_that_a_kept_error_holds_open_stops_with_the_work_around_it(clock, capsys):
-    def fail():
-        shown = with_progress(["first", "second"], "fits", "fits")
-        for name in shown:
-            clock.now += 3
-            if name == "second":
-                raise KeyError(name)
-
-    with pytest.raises(KeyError) as error, Progress("job", None):
-        fail()
-    assert error.value.__traceback__ and not progress_module._open
-    assert capsys.readouterr().err.splitlines()[-1] == "fits: 1 of 2 fits in 6 s, stopped"
-
-
-def test_the_remaining_time_is_unknown_before_the_first_unit():
-    assert "unknown time left" in printed(io.StringIO(), [(3, 0)])
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"), [(8.4, "8 s"), (59.6, "1 min 00 s"), (7500, "2 h 05 min"), (583 * 3600, "24 d 07 h")]
 )
 def test_durations_are_shown_in_two_units(seconds, text):
     assert span(seconds) == text
-
-
-def test_control_characters_of_a_label_are_escaped(clock):
-    stream = io.StringIO()
-    with Progress("features of a\x1b[2J\nb", 2, stream=stream) as progress:
-        clock.now += 3
-        progress.advance(2)
-    assert stream.getvalue().startswith("features of a\\x1b[2J\\nb: 2 of 2 images")
-
-
-def test_a_generator_closed_after_its_last_unit_is_not_reported_as_stopped(monkeypatch):
-    stream, times = io.StringIO(), iter(range(0, 100, 3))
-    monkeypatch.setattr(progress_module, "clock", lambda: next(times))
-
-    def steps():
-        with Progress("train", 2, "steps", stream=stream) as progress:
-            for _ in range(2):
-                progress.advance(1)
-                yield
-
-    generator = steps()
-    next(generator), next(generator)
-    generator.close()
-    assert "2 of 2 steps" in stream.getvalue() and "stopped" not in stream.getvalue()

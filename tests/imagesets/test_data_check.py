@@ -80,31 +80,11 @@ def test_images_that_viewers_turn_are_counted_and_not_turned(pets, encode):
     assert train.sizes[:5].tolist() == [[50, 30]] * 5
 
 
-def test_the_table_of_labels_is_not_counted_as_an_unread_file(pets):
-    images = [path.relative_to(pets) for path in sorted(pets.rglob("*.jpg"))]
-    rows = [f"{path},{path.parent.name},{path.parts[0]}" for path in images]
-    (pets / "mine.csv").write_text("\n".join(["file_name,label,split", *rows]))
-    report = check_image_set(f"folder:{pets}?labels=mine.csv")
-    assert not any("not read" in note for split in report.splits for note in split.notes)
-
-
-def test_only_a_set_without_held_out_images_is_noted_to_have_no_val_split(tree, tmp_path):
-    tree(tmp_path / "alone", *(f"train/{name}/{number}.jpg" for name in ("ant", "bee") for number in range(5)))
-    for url, has_note in ((f"folder:{tmp_path}/alone", True), (f"folder:{tmp_path}/alone?val=0.2", False)):
-        assert any("no val split" in note for note in open_set(url, "train").notes) == has_note
-
-
 def test_a_val_image_that_is_also_in_train_is_named(pets):
     shutil.copy(pets / "train/bee/5.jpg", pets / "val/bee/copy.jpg")
     report = check_image_set(f"folder:{pets}")
     assert report.in_both_splits == ((str(pets / "train/bee/5.jpg"), str(pets / "val/bee/copy.jpg")),)
     assert "FIX: 1 image of val also in train" in render(report)
-
-
-def test_two_empty_files_are_not_the_same_image_in_both_splits(pets):
-    for name in ("train/ant/3.jpg", "val/ant/v.jpg"):
-        (pets / name).write_bytes(b"")
-    assert check_image_set(f"folder:{pets}").in_both_splits == ()
 
 
 def test_one_split_is_checked_without_decoding(pets):

@@ -173,13 +173,3 @@ def test_threads_decode_large_images_within_a_memory_limit(tree, tmp_path, monke
     pixels_in_use[:] = [0] * 4
     transform(image_set, 0)  # larger than the limit: decoded alone
     assert pixels_in_use[-1] == 1200
-
-
-def test_full_size_images_for_the_caller_do_not_wait(tree, tmp_path, monkeypatch):
-    monkeypatch.setattr(decoding, "LARGE_IMAGE", 10)
-    monkeypatch.setattr(decoding, "MAX_LARGE_PIXELS", 10)
-    image_set = open_set(
-        f"folder:{tree(tmp_path, *(f'train/ant/{n}.jpg' for n in range(4)), 'val/ant/c.jpg')}", "train"
-    )
-    with ThreadPoolExecutor(4) as pool:
-        assert len(list(pool.map(image_set.image, range(4)))) == 4

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from imagesets.selection import balanced_indices, evenly_spaced, quotas, stratified_sample
+from imagesets.selection import quotas
 from imagesets.sets import open_set
 from imagesets.subsets import class_counts, few_shot, fraction, from_list
 
@@ -68,24 +68,6 @@ def test_quotas_equal_the_sizes_of_simclrs_lists(total, thirteens):
     shares = quotas(np.full(1000, 1281), total)
     assert shares.sum() == total and np.ptp(shares) == 1
     assert thirteens is None or (shares == 13).sum() == thirteens
-
-
-def test_quotas_never_exceed_a_class():
-    assert quotas(np.array([1, 0, 50, 3]), 20).tolist() == [1, 0, 16, 3]
-    assert quotas(np.array([1, 2]), 9).tolist() == [1, 2]
-    assert quotas(np.array([5, 5, 5, 5]), 2).tolist() == [0, 1, 0, 1]
-
-
-def test_evenly_spaced_indices_cover_the_range():
-    assert evenly_spaced(10, 10).tolist() == list(range(10))
-    assert evenly_spaced(100, 4).tolist() == [12, 37, 62, 87]
-
-
-def test_balanced_and_stratified_samples_by_hand():
-    labels = np.array([0, 1, 0, 1, 0, 1, 0, 1])
-    assert balanced_indices(labels, 2, 2).tolist() == [4, 5]
-    chosen = stratified_sample(labels, np.array([0, 3]), seed=0)
-    assert len(chosen) == 3 and set(labels[chosen]) == {1} and (np.diff(chosen) > 0).all()
 
 
 def write(path, *lines):

@@ -99,18 +99,6 @@ def test_kaggles_csv_and_the_devkit_give_the_same_set(flat, tmp_path):
     assert val_of(flat)[1].fingerprint == by_solution
 
 
-def test_val_alone_takes_its_classes_from_the_labels(tree, tmp_path):
-    root = tree(tmp_path / "only", *(f"val/{name}.JPEG" for name in VAL))
-    write_solution(root / SOLUTION)
-    assert val_of(root)[1].classes == WNIDS
-
-
-def test_class_folders_in_both_splits(tree, tmp_path):
-    names = (f"val/{WNIDS[label]}/{name}.JPEG" for name, label in zip(VAL, VAL_CLASSES, strict=True))
-    root = tree(tmp_path / "folders", *TRAIN, *names)
-    assert val_of(root)[1].labels.tolist() == sorted(VAL_CLASSES)
-
-
 def test_a_refusal_without_labels_names_the_files_to_add(flat):
     assert SOLUTION in imagenet_refusal(flat) and "ILSVRC2012_devkit_t12" in imagenet_refusal(flat)
     assert len(open_set(f"imagenet:{flat}", "train")) == 6
@@ -158,11 +146,6 @@ def test_a_damaged_devkit_is_refused(flat, damage):
 
 def test_other_class_folders_are_refused_with_the_url_to_write(tree, tmp_path):
     assert "use folder:PATH" in imagenet_refusal(tree(tmp_path, "train/cat/1.jpg", "val/cat/1.jpg"))
-
-
-def test_classes_of_one_split_alone_are_refused(tree, tmp_path):
-    root = tree(tmp_path, *TRAIN, f"val/{WNIDS[0]}/1.JPEG")
-    assert "only in train" in imagenet_refusal(root, "train") and "only in train" in imagenet_refusal(root, "val")
 
 
 def test_empty_folders_are_refused_with_the_archives_to_unpack(tmp_path):

@@ -207,15 +207,6 @@ def test_class_folders_come_before_tables(folder):
     assert open_set(f"folder:{folder}", "train").fingerprint == before
 
 
-@pytest.mark.parametrize(("train", "val"), [("Train", "Validation"), ("training", "valid"), ("TRAIN", "Test")])
-def test_common_names_of_split_folders_are_recognised(folder, tmp_path, train, val):
-    root = tmp_path / "x"
-    root.mkdir()
-    for name, split in ((train, "train"), (val, "val")):
-        (root / name).symlink_to(folder / split)
-    assert_same_set(f"folder:{root}", folder)
-
-
 @pytest.mark.parametrize("subfolder", ["", "train"])  # where the class folders are
 def test_a_share_of_each_class_is_held_out_for_validation(folder, tmp_path, subfolder):
     root = tmp_path / "x"
@@ -317,12 +308,3 @@ def test_a_parquet_table_of_paths_is_refused_with_the_url_to_write(folder, tmp_p
         assert "folder:FOLDER?labels=TABLE.parquet" in message and len(message) < 500
         image_set = open_set(f"folder:{folder}?labels={tmp_path}/{name}.parquet", "train")
         assert image_set.fingerprint == open_set(f"folder:{folder}", "train").fingerprint
-
-
-def test_a_check_lists_some_unreadable_images_and_counts_the_rest(folder):
-    from imagesets.check import MAX_LISTED, render
-
-    for number in range(MAX_LISTED + 7):
-        (folder / f"train/ant/broken{number}.jpg").write_bytes(b"none")
-    lines = render(check_image_set(f"folder:{folder}")).split("\n")
-    assert sum("unreadable: " in line for line in lines) == MAX_LISTED and "    and 7 more" in lines

@@ -4,19 +4,13 @@ import os
 import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from bench.run.prepare import open_data
-from engine.tasks import Workspace
 from imagesets import walk
 from imagesets.check import check_image_set, render
 from imagesets.sets import ImageSet, open_set, open_uncached
-from probes.splits import open_splits
-
-YEAR_2001 = 1_000_000_000  # seconds
 
 
 @pytest.fixture
@@ -58,15 +52,6 @@ def test_a_set_is_listed_once(pets, listings):
     assert [again.path(index) for index in range(7)] == [first.path(index) for index in range(7)]
     assert (again.labels == first.labels).all() and again.fingerprint == first.fingerprint
     assert (again.classes, again.notes) == (first.classes, first.notes)
-
-
-def test_several_runs_list_a_set_once(pets, listings, tmp_path):
-    for out in ("one", "other"):
-        space = Workspace(cache=tmp_path / out, data=f"folder:{pets}", limit=4)
-        open_data("pets", space.data, space)
-        for _ in range(3):
-            open_splits(space)
-    assert listings[f"{pets}/train/Bee"] == listings[f"{pets}/train/ant/old"] == 1
 
 
 def add_file(root) -> None:
@@ -131,13 +116,6 @@ def test_changes_are_noticed(pets, change, monkeypatch):
     monkeypatch.setattr(walk, "MIN_CACHED_IMAGES", 1000)
     shutil.rmtree(walk.listings_folder())
     assert changed.fingerprint == open_train(pets).fingerprint != before
-
-
-def test_a_new_class_is_noticed(pets):
-    open_train(pets)
-    for split in ("train", "val"):
-        shutil.copytree(pets / split / "ant", pets / split / "cow")
-    assert open_train(pets).classes == ("Bee", "ant", "cow")
 
 
 def test_a_file_overwritten_in_place_is_noticed_when_it_is_read(pets, monkeypatch):
@@ -218,27 +196,9 @@ def test_the_listing_of_folders_that_just_changed_is_not_cached(pets, monkeypatc
     assert len(open_train(pets)) == 7 and not cached_files()
 
 
-def test_the_listing_of_a_small_set_is_not_cached(pets, monkeypatch):
-    monkeypatch.setattr(walk, "MIN_CACHED_IMAGES", 8)
-    assert len(open_train(pets)) == 7 and not cached_files()
-
-
 def test_sets_open_without_a_writable_cache(pets, tmp_path):
     (tmp_path / "home").write_text("a file, where a folder should be")
     assert len(open_train(pets)) == len(open_train(pets)) == 7
-
-
-def test_the_newest_listings_are_kept(pets, monkeypatch):
-    monkeypatch.setattr(walk, "MAX_CACHE_FILES", 2)
-    for name in ("one", "two", "three"):
-        shutil.copytree(pets, pets.parent / name)
-        open_train(pets.parent / name)
-        for path in cached_files():
-            os.utime(path, (YEAR_2001, os.stat(path).st_mtime - 10))
-    assert len(cached_files()) == 2
-    before = cached_files()
-    open_train(pets.parent / "three"), open_train(pets.parent / "two")
-    assert cached_files() == before
 
 
 def test_concurrent_writers_leave_one_complete_listing(pets):
@@ -246,15 +206,6 @@ def test_concurrent_writers_leave_one_complete_listing(pets):
         fingerprints = list(pool.map(lambda _: open_train(pets).fingerprint, range(32)))
     assert len(set(fingerprints)) == 1 and len(cached_files()) == 1
     assert open_train(pets).fingerprint == fingerprints[0]
-
-
-def test_names_that_are_not_text_and_broken_links_are_cached(pets, tree):
-    (pets / "train/ant" / os.fsdecode(b"gr\xfc\xdfe.JPG")).write_bytes(b"x")
-    (pets / "train/ant/broken.png").symlink_to("nowhere")
-    first, again = open_train(pets), open_train(pets)
-    assert [again.path(index) for index in range(len(again))] == [first.path(index) for index in range(len(first))]
-    assert again.images.sizes.tolist() == first.images.sizes.tolist() and -1 in again.images.sizes
-    assert again.fingerprint == first.fingerprint == replace(first, images=again.images).fingerprint
 
 
 @pytest.mark.parametrize("scheme", ("images", "imagenet"))

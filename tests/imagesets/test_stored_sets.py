@@ -6,7 +6,6 @@ import pickle
 import re
 import shutil
 import tarfile
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -118,16 +117,6 @@ def test_a_set_equals_its_folder_in_all_forms(form, split, folder, tmp_path):
         limited, expected_limited = image_set.limited(4), expected.limited(4)
         assert limited.fingerprint == expected_limited.fingerprint and limited.encoded(3) == expected_limited.encoded(3)
         image_set = pickle.loads(pickle.dumps(open_set(f"{form}:{root}", split)))  # from the index, in a loader process
-
-
-def test_row_groups_are_cached_within_a_memory_limit(folder, tmp_path, monkeypatch):
-    url = f"parquet:{as_parquet(folder, tmp_path / 'tables')}"
-    for limit, groups in ((1 << 20, 4), (0, 1)):
-        monkeypatch.setattr(parquet, "CACHED_BYTES", limit)
-        image_set = open_set(url, "train")
-        expected = [open_set(f"folder:{folder}", "train").encoded(index) for index in range(len(image_set))]
-        assert [image_set.encoded(index) for index in range(len(image_set))] == expected
-        assert len(image_set.images.store.cache.groups) == groups
 
 
 @pytest.mark.parametrize(("form", "shards", "size"), [("wds", 2, 6), ("parquet", 4, 3)])
@@ -309,15 +298,6 @@ def test_a_truncated_shard_is_reported(folder, tmp_path):
     with pytest.raises(UnreadableImage, match="copy the shard again"):
         for index in range(len(image_set)):
             image_set.image(index)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_threads_read_concurrently(form, folder, tmp_path):
-    image_set = open_set(f"{form}:{FORMS[form](folder, tmp_path / form)}", "train")
-    encoded = [image_set.encoded(index) for index in range(len(image_set))]
-    order = np.random.RandomState(1).randint(len(image_set), size=2000).tolist()
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(image_set.encoded, order)) == [encoded[index] for index in order]
 
 
 @pytest.mark.parametrize(

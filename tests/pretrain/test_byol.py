@@ -106,10 +106,3 @@ def test_the_baseline_loss_is_that_of_the_best_constant(training):
         fitted += (units - constant).square().sum(dim=1).mean()
     assert fitted <= baseline <= 4.0 and baseline == pytest.approx(fitted.item(), rel=0.3)
     assert all(torch.equal(buffer, before[name]) for name, buffer in training.method.named_buffers())
-
-
-def test_exports_are_the_online_and_the_target_network_with_their_projectors(training):
-    encoders = training.method.encoders()
-    assert list(encoders) == ["online", "target"]
-    for encoder in encoders.values():
-        assert {"projector.0.bias", "projector.1.running_var", "projector.3.weight"} <= encoder.extra.keys()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from elsewhere import together
-from small_trainings import same, trainer
+from small_trainings import same
 from torch import Tensor
 from toys import progress
 
@@ -74,14 +74,3 @@ def test_two_processes_train_as_one():
     assert same(first, second)
     for name, tensor in state_after_updates(World()).items():
         torch.testing.assert_close(first[name], tensor, rtol=1e-7, atol=1e-10, msg=name)
-
-
-@pytest.mark.slow
-def test_a_resumed_training_with_stochastic_depth_equals_an_uninterrupted_one(tmp_path):
-    recipe = {"settings": replace(SMOKE.settings, drop_path=0.3)}
-    uninterrupted = trainer("capi", tmp_path / "whole", recipe=recipe)
-    uninterrupted.train()
-    first = trainer("capi", tmp_path / "part", recipe=recipe, monitor=lambda *_: first.stop() or {}, monitor_every=1)
-    assert first.train() == "stopped"
-    second = trainer("capi", tmp_path / "part", recipe=recipe, resume=True)
-    assert second.train() == "finished" and same(second.state().tensors, uninterrupted.state().tensors)

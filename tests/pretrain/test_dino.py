@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from toy_dino import SIZES, SPEC, random_updates, recipe
+from toy_dino import SIZES, SPEC, recipe
 from toys import picture
 
 from pretrain.loop.exporting import exports_of
@@ -15,7 +15,6 @@ from pretrain.methods.dino import DistillationSettings as Settings
 from pretrain.methods.mst import METHOD as Mst
 from pretrain.methods.mst import Settings as MstSettings
 from pretrain.parts.heads import class_token
-from pretrain.parts.losses import dino_loss
 from probes.finetune.classifier import Classifier
 from probes.finetune.settings import FinetuneSettings
 
@@ -36,38 +35,6 @@ def random_views(images: int = IMAGES, patches: int = 16) -> dict[str, Tensor]:
 def progress(step: int, parts: int = 1) -> TrainProgress:
     """One update an epoch, so that the second update moves the prototypes."""
     return TrainProgress(step=step, steps_per_epoch=1, epochs=6, micro_batches=parts)
-
-
-def loss_by_formula(views: Tensor, others: Tensor | None, targets: Tensor, temperature: float) -> Tensor:
-    """DINO Eq. 3."""
-    logits = views if others is None else torch.cat([views, others], dim=1)
-    terms = []
-    for target in range(targets.shape[1]):
-        for view in range(logits.shape[1]):
-            if view != target:
-                logged = (logits[:, view] / temperature).log_softmax(dim=-1)
-                terms.append(-(targets[:, target] * logged).sum(dim=-1).mean())
-    return torch.stack(terms).mean()
-
-
-@pytest.mark.parametrize("counts", [(2, 0), (2, 5), (3, 1)])
-def test_loss_is_the_mean_over_pairs(counts):
-    generator = torch.Generator().manual_seed(0)
-    views, local = (torch.randn(4, count, 7, generator=generator, dtype=torch.float64) for count in counts)
-    targets = torch.randn(4, counts[0], 7, generator=generator, dtype=torch.float64).softmax(dim=-1)
-    results = []
-    for loss in (dino_loss, loss_by_formula):
-        inputs = [tensor.clone().requires_grad_() for tensor in (views, local)[: 1 + bool(counts[1])]]
-        value = loss(inputs[0], inputs[1] if counts[1] else None, targets, 0.1)
-        results.append([value, *torch.autograd.grad(value, inputs)])
-    torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-12)
-
-
-def test_without_centring_the_centre_does_not_move():
-    updates = random_updates(METHOD, recipe(Settings, center=False))
-    updates.method.centre.center.zero_()
-    updates.run([{name: view for name, view in random_views().items() if name != "noise"}], progress(0))
-    assert not updates.method.centre.center.any()
 
 
 def test_the_student_drops_paths_and_the_teacher_does_not():

@@ -12,9 +12,7 @@ from toy_dino import SPEC, recipe
 from toys import picture
 
 from engine.seeding import AUGMENT, seeded
-from pretrain.loop.exporting import exports_of
 from pretrain.methods.ibot import METHOD, Ibot, Settings
-from probes.finetune.classifier import projector_layer
 
 
 def ibot(**changes) -> Ibot:
@@ -99,11 +97,3 @@ def test_half_of_the_crops_stay_unmasked():
     shares = masks.float().mean(dim=1)
     assert 0.35 < (shares > 0).float().mean() < 0.65
     assert shares[shares > 0].min() >= 1 / 16 and shares.max() <= 0.5
-
-
-def test_exports_keep_the_head_whose_first_layer_starts_fine_tuning():
-    method = ibot()
-    (name, export), _ = exports_of(method, {})
-    assert name == "export" and export.facts["branch"] == "teacher"
-    vectors = torch.randn(2, SPEC.width)
-    torch.testing.assert_close(projector_layer(export)(vectors), method.teacher.head.mlp[:2].float()(vectors))

@@ -23,9 +23,7 @@ from pretrain.loop.images import (
     BatchPlan,
     MicroBatches,
     batch_plan,
-    default_workers,
     load_micro_batches,
-    piece_of,
     steps_with_shards,
 )
 from pretrain.parts.colours import Colours
@@ -228,22 +226,6 @@ def test_a_part_does_not_depend_on_the_size_of_pieces(size, workers, decode):
     assert all(torch.equal(part.views["image"], expected[number].views["image"]) for number, part in enumerate(loaded))
 
 
-def test_loaders_work_at_most_two_large_parts_ahead(tmp_path):
-    """Together, however many loaders there are."""
-    images, plan = open_set("tiny:", "train"), batch_plan(64, 32, 1, None, seed=0)
-    loading = load_micro_batches(
-        parts_of(images, range(12), plan, size=4, count_file=tmp_path / "count"), 2, "cpu", skip_bad=False
-    )
-    next(loading)
-    count_file, end = tmp_path / "count", time.monotonic() + 60
-    while count_file.stat().st_size < 3 * 32:
-        assert time.monotonic() < end, "the loaders do not work ahead"
-        time.sleep(0.01)
-    time.sleep(0.2)
-    assert count_file.stat().st_size == 3 * 32
-    loading.close()
-
-
 def test_loaders_ignore_a_schedulers_signals_and_end_with_the_stream():
     images, plan = open_set("tiny:", "train"), batch_plan(64, 16, 1, None, seed=0)
     loading = load_micro_batches(parts_of(images, range(40), plan), 1, "cpu", skip_bad=False)
@@ -300,18 +282,3 @@ def test_images_of_any_mode_and_size_are_loaded(mode, size, tmp_path):
     images = save_images(tmp_path, Image.new(mode, size))
     (part,) = load_micro_batches(parts_of(images, range(1), batch_plan(1, 1, 1, None, 0)), 0, "cpu", skip_bad=False)
     assert part.views["image"].shape == (1, 3, SIZE, SIZE) and part.views["image"].isfinite().all()
-
-
-def test_the_default_number_of_loaders_follows_the_cores(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
-    assert default_workers("cpu") == 1 and default_workers("cuda") == 12
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert default_workers("cuda") == 2
-
-
-def test_pieces_hold_the_same_number_of_pixels_at_any_size():
-    assert [piece_of(side, 64) for side in (32, 224, 448, 4000)] == [784, 16, 4, 1]
-
-
-def test_a_large_part_has_at_most_64_pieces():
-    assert [piece_of(224, count) for count in (512, 1024, 1025, 8192)] == [16, 16, 17, 128]

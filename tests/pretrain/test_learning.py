@@ -1,17 +1,15 @@
 """Warnings of trainings that do not learn, and the baselines and statistics that they are based on."""
 
-import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from small_trainings import digits, trainer
-from torch.utils._python_dispatch import TorchDispatchMode
 from written import lines_of
 
 from pretrain.loop.exporting import exports_in
-from pretrain.loop.learning import Learning, pictures_of, spread_and_rank
+from pretrain.loop.learning import pictures_of, spread_and_rank
 from pretrain.parts.losses import assignment_baseline, byol_loss, direction_baseline, patch_baseline
 from pretrain.schedules import WarmupCosine
 
@@ -93,32 +91,6 @@ def test_there_is_no_warning_after_few_updates_in_a_warm_up_or_for_few_images(st
     progress = replace(training.progress(), step=step)
     measured = training.learning.assess(training.method, training.recipe, views, progress, "float32")
     assert list(training.learning.warnings) == subjects and bool(measured) == (images == 8)
-
-
-def test_adding_an_update_calls_no_operation_of_torch():
-    class Refusing(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            raise AssertionError(f"{function} was called")
-
-    learning = Learning()
-    with Refusing():
-        for step in range(300):
-            learning.add(step, {"loss": float(step), "grad_norm": 1.0})
-    assert learning.means["grad_norm"] == 1.0 and 299 - 60 < learning.means["loss"] < 299 - 40
-
-
-def test_means_are_plain_means_at_first_and_later_of_the_newest_values():
-    learning = Learning()
-    for step in range(50):
-        learning.add(step, {"loss": float(step)})
-    assert learning.means["loss"] == pytest.approx(24.5)
-    for step in range(50, 1000):
-        learning.add(step, {"loss": 7.0})
-    assert learning.means["loss"] == pytest.approx(7.0, abs=1e-6)
-    resumed = Learning(**json.loads(json.dumps(asdict(learning))))
-    learning.add(1000, {"loss": 1 / 3})
-    resumed.add(1000, {"loss": 1 / 3})
-    assert learning == resumed
 
 
 def test_spread_and_rank_of_known_distributions():

@@ -117,21 +117,3 @@ def test_without_batch_norm_micro_batches_have_the_loss_of_the_batch(base):
             logs = updates.run(plan, progress(step, parts=parts))
         losses.append(logs["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-7)  # SimMIM adds 1e-5 to the number of pixels of each part
-
-
-def test_the_views_are_different_crops():
-    for changes in ({}, {"crop": "random"}):
-        views = views_of(method_of(**changes))
-        assert views["view1"].shape == views["view2"].shape == (6, 3, 16, 16) and views["noise"].shape == (6, 16)
-        assert not torch.equal(views["view1"], views["view2"])
-    assert not torch.equal(views_of(method_of())["view1"], views["view1"])
-
-
-def test_the_codes_and_the_papers_rules_of_the_learning_rate():
-    """The code's blr sqrt(batch) / 4 (main_lut.py:232-236) and the paper's blr batch / 256 meet at 4096."""
-    linear, root = RECIPES["vit_b"], RECIPES["vit_b_root"]
-    assert linear.peak == pytest.approx(2.4e-3) and root.peak == pytest.approx(2.4e-3)
-    assert replace(root, batch=1024).peak == pytest.approx(1.5e-4 * 1024**0.5 / 4)
-    assert replace(linear, batch=1024).peak == pytest.approx(1.5e-4 * 1024 / 256)
-    with pytest.raises(ValueError, match="lr_rule='square': choose one of linear, root"):
-        replace(root, lr_rule="square")

@@ -9,7 +9,6 @@ from toys import picture
 
 from checkpoints.spec import ViTSpec
 from pretrain.loop.exporting import exports_of
-from pretrain.method import TrainProgress
 from pretrain.methods.msn import METHOD, RECIPES, Msn
 from probes.finetune.classifier import projector_layer
 
@@ -80,16 +79,3 @@ def test_exports_keep_the_head_whose_first_layer_starts_fine_tuning(norm):
     assert (name, other, export.facts["branch"]) == ("export", "export-anchor", "target")
     vectors, first = torch.randn(3, SPEC.width), method.target.head[: 2 if norm == "none" else 3].float().eval()
     torch.testing.assert_close(projector_layer(export)(vectors), first(vectors), rtol=1e-5, atol=1e-6)
-
-
-def test_the_recipe_has_the_published_rates():
-    """Appendix A.1: from 0.0002 to 0.001 in 15 epochs; the cosines are stretched to 1.25 times the epochs."""
-    recipe = RECIPES["vit_s"]
-    first, peak, last = (
-        TrainProgress(step=step, steps_per_epoch=1251, epochs=800) for step in (0, 15 * 1251 - 1, 800 * 1251 - 1)
-    )
-    rates = [recipe.schedule.at(recipe.peak, point) for point in (first, peak, last)]
-    assert rates[0] == pytest.approx(2e-4, rel=1e-3) and rates[1] == pytest.approx(1e-3, rel=1e-9)
-    assert rates[2] == pytest.approx(1e-4, rel=0.1)
-    decay = recipe.weight_decay_schedule.at(recipe.weight_decay, last)
-    assert recipe.weight_decay == 0.04 and 0.36 < decay < 0.4

@@ -7,7 +7,6 @@ from small_trainings import forward_pass
 from toys import progress
 
 from checkpoints.vit import rotary_tables
-from pretrain.loop.exporting import exports_of
 from pretrain.methods.nepa import METHOD, RECIPES, Nepa, rotary_table
 
 SMOKE = RECIPES["smoke"]
@@ -75,8 +74,3 @@ def test_the_average_starts_as_a_copy_after_the_first_update():
         weight.add_(1.0)
     method.after_update(replace(progress(), step=1))
     torch.testing.assert_close(average, first + 0.1)
-
-
-def test_exports_note_that_they_do_not_attend_causally():
-    for _, export in exports_of(nepa().float(), {"method": "nepa"}):
-        assert "causal" in export.facts["attention"]

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 from refusals import refusal
 
-from checkpoints.spec import SIZES
 from engine.settings import PositiveInt, Validated
-from pretrain.methods import dino, extrema, ibot, lut, mae, moca, msn, simmim
+from pretrain.methods import dino, mae, simmim
 from pretrain.schedules import CosineTo, CountedCosine, Multistep, WarmupCosine
 
 INFINITE = [float("nan"), float("inf")]
@@ -64,45 +63,6 @@ def test_milestones_after_the_end_of_the_training_are_refused():
         message = rf"^schedule.milestones=\(700,\) with epochs={epochs}: nothing is left after 700; give "
         with pytest.raises(ValueError, match=message):
             replace(recipe, epochs=epochs)
-
-
-# Recipes that only tables of the papers need.
-OF_TABLES = [
-    (dino, "vit_b", "B", 400, 7.5e-4 * 4),  # MOCA tables 5j to 7, ExtreMA tables 7 to 11
-    (dino, "vit_b_two_crops", "B", 400, 7.5e-4 * 4),
-    (mae, "vit_b_100", "B", 100, 2.4e-3),  # LUT table C
-    (mae, "vit_b_300", "B", 300, 2.4e-3),  # ExtreMA table 11
-    (mae, "vit_l_1600", "L", 1600, 2.4e-3),  # MOCA table 10
-    (mae, "vit_h", "H", 800, 2.4e-3),
-    (simmim, "vit_b_100", "B", 100, 8e-4),  # LUT table A, at the rate of LUT on SimMIM there
-    (extrema, "vit_b_ablation", "B", 300, 1.2e-3),
-    (extrema, "vit_b_ablation_600", "B", 600, 1.2e-3),
-    (extrema, "vit_b_22k_ablation", "B", 30, 1.2e-3),
-    (moca, "vit_b_100", "B", 100, 1.2e-3),
-    (moca, "vit_b_ablation_200", "B", 200, 1.2e-3),
-]
-
-
-def test_recipes_have_the_size_epochs_and_rate_of_the_papers_tables():
-    for method, name, size, epochs, peak in OF_TABLES:
-        recipe = method.RECIPES[name]
-        assert (SIZES[recipe.spec.width, recipe.spec.depth], recipe.epochs) == (size, epochs)
-        assert recipe.peak == pytest.approx(peak)
-
-
-@pytest.mark.parametrize(("method", "resize"), [(dino, "bicubic_offset"), (ibot, "bicubic_offset"), (msn, "bicubic")])
-def test_recipes_have_the_positions_and_pooling_of_the_importer(method, resize):
-    specs = {
-        (recipe.spec.position, recipe.spec.position_resize, recipe.spec.pool) for recipe in method.RECIPES.values()
-    }
-    assert specs == {("learned", resize, "cls")}
-
-
-def test_simmims_baseline_is_trained_as_lut_on_simmim():
-    """LUT table A compares the two."""
-    ours, theirs = simmim.RECIPES["vit_b_100"], lut.RECIPES["simmim_vit_b"]
-    for name in ("spec", "epochs", "batch", "lr", "lr_batch", "schedule", "weight_decay", "betas", "clip"):
-        assert getattr(ours, name) == getattr(theirs, name), name
 
 
 class Undecorated(Validated):

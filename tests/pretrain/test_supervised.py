@@ -11,10 +11,9 @@ from timm.optim import create_optimizer_v2
 from torch.nn import functional as F
 
 from checkpoints.export import ViTExport
-from engine.training.schedules import TimmCosine
 from imagesets.sets import ImageSet, open_set
 from pretrain.loop.images import BatchPlan, MicroBatches
-from pretrain.methods.supervised import METHOD, RECIPES, Settings
+from pretrain.methods.supervised import METHOD, RECIPES
 
 PLAIN = dict(policy="", crop_scale=(1.0, 1.0), erase=0.0, mixup=0.0, cutmix=0.0, repeated=1)
 
@@ -108,14 +107,3 @@ def test_weight_decay_spares_the_same_parameters_as_timm():
         name.removeprefix("vit.") for name in ours if name.startswith("vit.")
     }
     assert "head.bias" in ours and "head.weight" not in ours
-
-
-def test_recipes_have_deits_settings():
-    """Table 9 of Touvron et al. 2021; DeiT main.py."""
-    for name in ("vit_ti", "vit_s", "vit_b"):
-        recipe = RECIPES[name]
-        assert (recipe.epochs, recipe.batch, recipe.peak, recipe.weight_decay) == (300, 1024, 1e-3, 0.05)
-        assert (recipe.clip, recipe.betas) == (0.0, (0.9, 0.999))
-        assert recipe.schedule == TimmCosine(warmup=5, floor=1e-5, start=1e-6, told="epoch")
-        assert recipe.settings == Settings() and "labels" in recipe.source
-    assert [RECIPES[name].spec.label for name in ("vit_ti", "vit_s", "vit_b")] == ["ViT-Ti/16", "ViT-S/16", "ViT-B/16"]

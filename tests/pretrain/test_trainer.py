@@ -1,6 +1,5 @@
 """The trainer's folder, signals, damaged states, full disks, and refusals of wrong settings."""
 
-import errno
 import os
 import resource
 import shutil
@@ -138,12 +137,6 @@ def test_another_training_in_the_folder_is_refused(change, message, stopped_fold
         assert message in training_refusal(out=stopped_folder, resume=resume, **change)
 
 
-def test_only_the_first_differences_of_another_training_are_named(stopped_folder):
-    message = training_refusal("simmim", out=stopped_folder, images=open_set("tiny:", "train").limited(IMAGES))
-    assert "method is mae, asked for simmim" in message and "more; choose another out" in message
-    assert len(message) < 500
-
-
 def test_a_training_resumes_with_moved_images_and_a_reworded_source(stopped_folder):
     moved = replace(digits(), url="folder:elsewhere")
     training = trainer("mae", stopped_folder, resume=True, images=moved, recipe={"source": "reworded"})
@@ -170,13 +163,6 @@ def test_a_folder_of_another_program_is_not_changed(run_json, resume, tmp_path):
     before = contents(tmp_path)
     assert training_refusal(out=tmp_path, resume=resume).startswith(str(tmp_path))
     assert contents(tmp_path) == before
-
-
-def test_a_run_json_of_another_program_is_refused(tmp_path):
-    (tmp_path / "run.json").write_text("{}")
-    for resume in (False, True):
-        assert "holds another run: method is None, asked for mae" in training_refusal(out=tmp_path, resume=resume)
-    assert contents(tmp_path) == {"run.json": b"{}"}
 
 
 def test_after_a_failure_before_the_first_state_another_training_may_use_the_folder(tmp_path, uninterrupted):
@@ -272,21 +258,6 @@ def test_a_full_disk_leaves_the_earlier_states(stopped_folder, uninterrupted):
     assert training.train() == "finished" and same(training.state().tensors, uninterrupted.state().tensors)
 
 
-def test_a_training_resumes_after_a_full_disk_at_the_last_export(stopped_folder):
-    training = trainer("mae", stopped_folder, resume=True)
-    training.load()
-    training.loop()
-    with limited_file_size(100_000):
-        assert "the export cannot be written" in training_refusal(out=stopped_folder, resume=True)
-    assert trainer("mae", stopped_folder, resume=True).train() == "finished"
-
-
-def test_a_full_disk_for_the_log_is_an_error(tmp_path):
-    with limited_file_size(100), pytest.raises(OSError) as error:
-        trainer("mae", tmp_path).train()
-    assert error.value.errno == errno.EFBIG
-
-
 @pytest.mark.parametrize(
     ("window", "images", "message"), [(2, digits, "is not stored in shards"), (7, None, "6 shards")]
 )
@@ -343,12 +314,6 @@ def test_too_few_images_in_a_forward_pass_are_refused(name, changes, micro_batch
     settings = replace(small_recipe(name).settings, **changes)
     message = training_refusal(name, tmp_path, micro_batch=micro_batch, recipe={"settings": settings})
     assert message.startswith(start) and "raise batch_size" in message and list(tmp_path.iterdir()) == []
-
-
-def test_moca_with_one_new_word_needs_only_one_image(tmp_path):
-    settings = replace(small_recipe("moca").settings, new_words=1)
-    recipe = {"settings": settings, "epochs": 1}
-    assert trainer("moca", tmp_path, micro_batch=1, images=digits(BATCH), recipe=recipe).train() == "finished"
 
 
 def test_a_micro_batch_that_does_not_divide_the_batch_is_lowered(tmp_path, uninterrupted):

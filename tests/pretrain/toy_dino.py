@@ -1,11 +1,8 @@
-"""A small recipe for DINO and methods based on it, and training states with large random weights."""
+"""A small recipe for DINO and methods based on it."""
 
 from dataclasses import replace
 
-import torch
-
-from pretrain.loop.updates import Updates
-from pretrain.methods.dino import POSITIONS, DistillationSettings, SelfDistillation
+from pretrain.methods.dino import POSITIONS, DistillationSettings
 from pretrain.recipe import VIT_SMOKE, Recipe
 from pretrain.schedules import Constant, CosineTo
 
@@ -30,16 +27,3 @@ def recipe(settings: type[DistillationSettings], **changes) -> Recipe:
         clip=0.3,
         clip_each=True,
     )
-
-
-def random_updates(method: type[SelfDistillation], recipe: Recipe) -> Updates:
-    """Updates of a method with weights of the order of one, whose teacher differs from its student."""
-    torch.manual_seed(0)
-    instance = method(recipe.spec, recipe.settings).double()
-    with torch.no_grad():
-        for network in (instance.student, instance.teacher):
-            for parameter in network.parameters():
-                if parameter.ndim > 1:
-                    parameter.add_(torch.randn_like(parameter), alpha=0.2)
-        instance.centre.center.normal_(std=0.1)
-    return Updates(instance, recipe)

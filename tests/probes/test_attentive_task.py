@@ -93,20 +93,6 @@ def test_attention_separates_classes_that_mean_patches_do_not(tmp_path):
     assert heads.hits({"patches": tokens}, labels).item() > 250
 
 
-def test_vjepa2_sweeps_the_heads_of_the_official_configuration():
-    """configs/eval/vitl/in1k.yaml, whose batch is 1024; 20 epochs of 100 steps here."""
-    task = PROTOCOLS["attentive@vjepa2"].task
-    first, *others = task.grid(1024 / 256)
-    assert (first.lr, first.weight_decay) == (1e-3, 1e-3) and len(others) == 20 == len(task.decays_and_lrs) - 1
-    assert {head.lr for head in others} == {5e-4, 1e-3, 1.5e-3, 2e-3} and not any(head.decay for head in others)
-    for step in (0, 700, 1999):
-        factor = (1 + np.cos(np.pi * (step + 1) / 2000)) / 2
-        progress = TrainProgress(step=step, steps_per_epoch=100, epochs=20)
-        for schedule in (first.schedule, first.decay):
-            assert schedule.at(1e-3, progress) == pytest.approx(1e-3 * factor, abs=1e-12)
-    assert task.augmentation != PROTOCOLS["attentive@capi"].task.augmentation
-
-
 def test_autoaugment_equals_timms_on_any_number_of_threads():
     images, mean, std = open_set("tiny:", "train"), (0.48, 0.46, 0.41), (0.23, 0.22, 0.23)
     settings = dict(size=24, interpolation="bicubic", rule="torchvision", seed=3, epoch=2, image_numbers=np.arange(64))

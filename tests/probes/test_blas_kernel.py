@@ -26,15 +26,6 @@ def test_the_best_kernel_needs_only_instructions_of_the_processor():
         assert blas_kernel.best_kernel(flags) == kernel
 
 
-def test_flags_are_those_of_the_first_processor(tmp_path):
-    file = tmp_path / "cpuinfo"
-    file.write_text("processor\t: 0\nflags\t\t: fpu avx2 fma\nbugs\t\t: x\n\nprocessor\t: 1\nflags\t\t: fpu\n")
-    assert blas_kernel.processor_flags(file) == {"fpu", "avx2", "fma"}
-    file.write_text("processor\t: 0\nFeatures\t: fp asimd sve\n")  # Arm
-    assert blas_kernel.processor_flags(file) == set()
-    assert blas_kernel.processor_flags(tmp_path / "no such file") == set()
-
-
 @pytest.fixture
 def simulate(monkeypatch):
     """A function that simulates a fresh process: the processor's flags, and the kernel that OpenBLAS would choose."""
@@ -68,13 +59,6 @@ def test_only_a_default_kernel_without_avx_is_replaced(flags, default, kernel, s
     assert blas_kernel.VARIABLE not in os.environ
 
 
-def test_the_environment_is_restored_when_faiss_cannot_be_imported(simulate):
-    simulate(SAPPHIRE_RAPIDS, "Prescott")
-    with pytest.raises(ImportError), blas_kernel.fitting_kernel():
-        raise ImportError
-    assert blas_kernel.VARIABLE not in os.environ
-
-
 @pytest.mark.parametrize("setting", ["Prescott", "", "no such kernel"])
 def test_the_users_setting_is_kept(setting, simulate, monkeypatch):
     simulate(SAPPHIRE_RAPIDS, "Prescott")
@@ -82,22 +66,6 @@ def test_the_users_setting_is_kept(setting, simulate, monkeypatch):
     with blas_kernel.fitting_kernel():
         assert os.environ[blas_kernel.VARIABLE] == setting
     assert os.environ[blas_kernel.VARIABLE] == setting
-
-
-def test_no_kernel_is_set_once_faiss_is_loaded(simulate, monkeypatch):
-    simulate(SAPPHIRE_RAPIDS, "Prescott")
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    assert blas_kernel.better_kernel() is None
-
-
-def test_a_library_without_openblas_has_no_kernel(tmp_path):
-    assert blas_kernel.kernel_of(tmp_path / "no such file.so") is None
-    broken = tmp_path / "broken.so"
-    broken.write_text("no library")
-    assert blas_kernel.kernel_of(broken) is None
-    import _ctypes
-
-    assert blas_kernel.kernel_of(_ctypes.__file__) is None
 
 
 @pytest.fixture

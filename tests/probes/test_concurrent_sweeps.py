@@ -13,13 +13,11 @@ from elsewhere import program, ranks
 from linear_program import EPOCHS, run_probes, tasks_of
 from toy_exports import export_of_size, workspace
 
-from engine.distributed import World
 from engine.training import interruptions
 from engine.training.states import load_state, newest_intact
 from probes.linear import sweep
 from probes.linear.heads import Head, Heads, HeadSettings
 from probes.linear.probe import train_together
-from probes.linear.sweep import divide_heads
 from probes.tasks.linear import PROTOCOLS
 
 PROGRAM = Path(__file__).with_name("linear_program.py")
@@ -129,18 +127,6 @@ def test_a_probe_that_fails_does_not_stop_the_others(tmp_path):
     assert outcomes[1].numbers == outcomes[2].numbers
     forwards = [outcomes[index].cost["augmented_forwards"] for index in (1, 2)]
     assert forwards[0] > 0 and forwards[1] == 0, "two equal trainings are trained once"
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 8, 64])
-def test_heads_are_divided_evenly_and_completely(size):
-    costs = [[4, 4], [1] * 45, [2] * 3, [8]]
-    parts = [divide_heads(costs, World(rank=rank, size=size)) for rank in range(size)]
-    for number, heads in enumerate(costs):
-        assert [index for part in parts for index in part[number]] == list(range(len(heads)))
-    loads = [
-        sum(heads[index] for heads, indices in zip(costs, part, strict=True) for index in indices) for part in parts
-    ]
-    assert max(loads) <= sum(map(sum, costs)) / size + 8
 
 
 @pytest.mark.parametrize("protocol", ["linear_lars@mae", "linear@msn", "linear_sgd@ibot"])

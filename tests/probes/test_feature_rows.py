@@ -1,7 +1,5 @@
 """Rows of a mapped file that are read on demand, from no more pages than they occupy."""
 
-import mmap
-
 import numpy as np
 import pytest
 
@@ -33,35 +31,6 @@ def test_a_single_differing_row_is_detected(monkeypatch):
     features[34, 2] = 2
     assert not are_equal(features)
     assert are_equal(ChosenRows(features, np.arange(34))) and not are_equal(ChosenRows(features, np.array([0, 34])))
-
-
-class RecordingMap:
-    """A stand-in for a memory map that records the advice it is given."""
-
-    def __init__(self, mapped):
-        self.length, self.advice = len(mapped._mmap), []
-
-    def __len__(self):
-        return self.length
-
-    def madvise(self, option, start=0, length=0):
-        self.advice.append((option, start, length))
-
-
-@pytest.mark.parametrize("chosen", [None, np.arange(1, 5000)])
-def test_reading_ahead_requests_only_the_pages_of_the_rows(mapped, chosen, monkeypatch):
-    recording = RecordingMap(mapped)
-    monkeypatch.setattr(rows, "_mapped", lambda features: recording)
-    features = mapped if chosen is None else ChosenRows(mapped, chosen)
-    rows_needed = np.array([0, 1, 2, 100, 101, 4000, 4998])
-    read_ahead(features, rows_needed)
-    pages = set()
-    for option, start, length in recording.advice:
-        assert option == mmap.MADV_WILLNEED and start % mmap.PAGESIZE == 0 and start + length <= recording.length
-        pages |= set(range(start // mmap.PAGESIZE, -(-(start + length) // mmap.PAGESIZE)))
-    rows_in_file = rows_needed if chosen is None else chosen[rows_needed]
-    expected = {offset // mmap.PAGESIZE for row in rows_in_file for offset in (row * 384, row * 384 + 383)}
-    assert pages == expected and len(recording.advice) == 4
 
 
 def test_advice_on_a_real_mapping_changes_nothing(mapped):

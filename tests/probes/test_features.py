@@ -2,15 +2,12 @@
 
 import os
 import shutil
-import threading
-from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from meeting import run_in_threads
 from PIL import Image
 from toy_exports import workspace
 
@@ -21,10 +18,8 @@ from checkpoints.vit import ViT
 from imagesets.decoding import UnreadableImage
 from imagesets.selection import evenly_spaced
 from imagesets.sets import contents_differ, open_set
-from imagesets.transforms import EvalTransform
 from probes.features.extract import extract, transform_of
 from probes.features.kinds import FeatureKind
-from probes.features.store import Store
 
 CLS, AVG, EARLY = FeatureKind("cls"), FeatureKind("avg"), FeatureKind("cls", layer=0, norm=False)
 
@@ -179,13 +174,6 @@ def test_a_missing_class_token_is_an_error_that_names_the_option(export, digits,
     assert extract(pooled, digits, [AVG], workspace(tmp_path, "digits:"))[AVG].shape == (50, 32)
 
 
-def test_a_full_disk_is_an_error_before_anything_is_computed(export, digits, tmp_path, monkeypatch):
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 0))
-    with pytest.raises(ValueError, match=r"need 0\.\d MiB in .* 0\.0 MiB are free.* give out "):
-        extract(export, digits, [CLS], workspace(tmp_path, "digits:"))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -216,32 +204,6 @@ def test_a_damaged_store_is_computed_again(export, digits, tmp_path, damage):
     again = extract(export, digits, [CLS], space)
     assert again.forwards == 50
     np.testing.assert_array_equal(again[CLS], before)
-
-
-def test_only_one_process_checks_for_damage(export, digits, tmp_path, monkeypatch):
-    """The check removes the description of a damaged file, which a second check would find half removed."""
-    space, checking_threads, is_finished = workspace(tmp_path, "digits:"), set(), Store.is_finished
-
-    def record_thread(store, kind):
-        checking_threads.add(threading.get_ident())
-        return is_finished(store, kind)
-
-    before = extract(export, digits, [CLS], space)[CLS].copy()
-    flip_a_bit(*tmp_path.rglob("*.f32"))
-    monkeypatch.setattr(Store, "is_finished", record_thread)
-    first, second = run_in_threads(2, lambda world: extract(export, digits, [CLS], replace(space, world=world)))
-    assert len(checking_threads) == 1 and first.forwards == second.forwards == 50
-    np.testing.assert_array_equal(second[CLS], before)
-
-
-def test_kinds_are_checked():
-    with pytest.raises(ValueError, match="choose one of cls, avg"):
-        FeatureKind("max")
-
-
-def test_the_transform_is_that_of_the_export(export, tmp_path):
-    transform = transform_of(export, workspace(tmp_path, "digits:", decode="fast"))
-    assert transform == EvalTransform(size=16, crop=export.crop, interpolation=export.interpolation, decode="fast")
 
 
 def test_kinds_that_other_tasks_want_and_the_model_lacks_are_skipped(tmp_path, digits):
@@ -305,9 +267,3 @@ def test_a_copy_of_the_image_set_reuses_its_features(export, bitmaps, tmp_path, 
     copy = open_val(tmp_path / "copy")
     assert not contents_differ(open_val(bitmaps).contents, copy.contents)
     assert first.forwards == 20 and extract(export, copy, [CLS], space).forwards == 0
-
-
-def test_reread_reads_the_images_once_more(export, bitmaps, tmp_path):
-    extract(export, open_val(bitmaps), [CLS], workspace(tmp_path, ""))
-    space = workspace(tmp_path, "", reread=True)
-    assert [extract(export, open_val(bitmaps), [CLS], space).forwards for _ in range(2)] == [20, 0]

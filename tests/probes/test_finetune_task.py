@@ -1,9 +1,6 @@
 """Fine-tuning on image sets so small that a training takes a second."""
 
 import re
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,8 +26,7 @@ from probes.finetune import trainer
 from probes.finetune.classifier import Classifier
 from probes.finetune.settings import FinetuneSettings
 from probes.finetune.trainer import Training
-from probes.finetune.training_groups import GroupPlan, MixedGroups, group_size, mixed_groups, training_transform
-from probes.splits import held_out
+from probes.finetune.training_groups import GroupPlan, MixedGroups, training_transform
 from probes.tasks.finetune import PROTOCOLS, Finetune
 
 QUICK = Finetune(lr=1e-3, lr_rule="absolute", batch=32, epochs=2, warmup_epochs=1, drop_path=0.0, mixed_together=16)
@@ -174,13 +170,6 @@ def test_the_fast_decoder_takes_the_same_crops(tmp_path):
         assert max(difference.quantile(0.9) for difference in differences) < 5
 
 
-@pytest.mark.parametrize(
-    ("share", "largest", "even", "size"), [(1024, 128, True, 128), (96, 40, True, 32), (30, 8, False, 6)]
-)
-def test_groups_divide_the_batch(share, largest, even, size):
-    assert group_size(share, largest, even) == size
-
-
 def test_the_number_of_accumulated_parts_does_not_change_the_training(export, tmp_path, quick):
     many_parts = QUICK.run(export, quick_space(tmp_path, batch_size=4))
     assert [outcome.facts["batch"]["accumulated"] for outcome in (quick, many_parts)] == [2, 8]
@@ -279,16 +268,6 @@ def test_a_missing_projector_is_an_error_that_names_the_option(export, tmp_path)
         replace(QUICK, pool="cls", projector=True).run(export, workspace(tmp_path, "digits:", limit=100))
 
 
-def test_a_fraction_of_the_images_is_trained_on(export, tmp_path):
-    outcome = replace(QUICK, fraction=0.1).run(export, workspace(tmp_path, "digits:"))
-    assert outcome.facts["train"]["images"] == 129 and outcome.facts["train"]["url"] == "digits:#fraction-0.1-seed0"
-
-
-def test_another_image_size_changes_the_transform(export, tmp_path):
-    outcome = replace(QUICK, image_size=24).run(export, workspace(tmp_path, "digits:", limit=100))
-    assert outcome.facts["transform"] == "resize27-bicubic_crop24_exact"
-
-
 def test_training_and_evaluation_have_separate_interpolations(export, tmp_path, quick):
     """The recorded transform is that of evaluation, and it does not change the training."""
     space = quick_space(tmp_path)
@@ -330,39 +309,6 @@ def test_unreadable_images_are_errors_or_replaced_and_recorded(export, tmp_path)
     assert again.facts == outcome.facts, "a finished training must remember what was skipped"
 
 
-def test_unreadable_held_out_images_are_recorded(export, tmp_path):
-    task = replace(QUICK, batch=20, mixed_together=20, select="holdout", holdout=0.25)
-    space = workspace(tmp_path, coloured_folder(tmp_path / "set", train=20, val=6, classes=2), skip_bad=True)
-    train = open_set(space.data, "train")
-    held_out_rows = held_out(train, 0.25, space.seed)
-    path = Path(train.path(held_out_rows[2]))
-    path.write_bytes(path.read_bytes()[:50])
-    outcome = task.run(export, space)
-    assert list(outcome.facts["train"]["skipped"]) == [str(path)] and outcome.facts["val"]["skipped"] == {}
-
-
-def test_a_second_run_of_one_training_waits_for_the_first(export, tmp_path, monkeypatch, capsys):
-    """The second one waits, says so, and reads the finished training."""
-    updating_threads, update = [], Training.update
-    started = threading.Event()
-
-    def update_slowly(self, batches):
-        updating_threads.append(threading.get_ident())
-        started.set()
-        time.sleep(0.05)
-        update(self, batches)
-
-    monkeypatch.setattr(Training, "update", update_slowly)
-    space = workspace(tmp_path, "digits:", limit=100)
-    with ThreadPoolExecutor() as pool:
-        first = pool.submit(QUICK.run, export, space)
-        assert started.wait(60)
-        second = QUICK.run(export, space)
-    assert second.metrics == first.result().metrics and second.facts == first.result().facts
-    assert len(updating_threads) == second.facts["steps"] == 6 and len(set(updating_threads)) == 1
-    assert capsys.readouterr().err.count("waiting for another run: it does the same training") == 1
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -388,15 +334,3 @@ def test_a_norm_of_the_mean_patch_is_not_applied_to_the_class_token(tmp_path):
     export = ViTExport.from_vit(ViT(replace(export_of_size(16).spec, final_norm="pooled")), Preparation())
     with pytest.raises(ValueError, match=r"add settings=.*finetune.pool"):
         replace(QUICK, pool="cls").run(export, workspace(tmp_path, "digits:", limit=100))
-
-
-def test_full_shared_memory_is_an_error_that_names_the_option(tmp_path, monkeypatch):
-    """The loader process once failed while it sent a batch, and the training waited for ever."""
-
-    def raise_full(_):
-        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1_2>: Success (0)")
-
-    monkeypatch.setattr(torch.Tensor, "share_memory_", raise_full)
-    with pytest.raises(ValueError, match=r"\(no room is left\).*workers=0"):
-        next(mixed_groups(groups_of(QUICK), workspace(tmp_path, "digits:", workers=1)))
-    assert len(next(mixed_groups(groups_of(QUICK), workspace(tmp_path, "digits:", workers=0))).images)

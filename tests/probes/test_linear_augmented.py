@@ -30,7 +30,6 @@ from probes.linear.batches import EpochPlan
 from probes.linear.probe import train_together
 from probes.linear.stream import Chunk, ChunkGatherer, FeatureStream
 from probes.linear.train_transform import Augmentation, TrainTransform
-from probes.splits import held_out
 from probes.tasks.linear import Linear
 
 SMALL = Linear(lrs=(1.0, 10.0), readouts=("avg", "cls2"), epochs=4, batch=64)
@@ -244,16 +243,6 @@ def test_slow_heads_make_extraction_wait(monkeypatch):
     assert consumed == [(span, [number] * 5) for number, span in spans.items()]
 
 
-def test_epochs_and_seeds_differ(export):
-    rows = np.arange(20)
-    values = {
-        (seed, epoch): float(after_epoch(export, Recorder(rows), epoch=epoch, seed=seed)[0].batches[0][0]["avg"][0, 0])
-        for seed in (0, 1)
-        for epoch in (0, 1)
-    }
-    assert len(set(values.values())) == 4
-
-
 def test_a_separable_set_is_solved(export, tmp_path):
     outcome = SMALL.run(export, workspace(tmp_path, coloured_folder(tmp_path / "set", train=20)))
     assert outcome.numbers["top1"] == 100.0
@@ -275,24 +264,3 @@ def test_an_unreadable_image_is_an_error_or_left_out(export, tmp_path):
     assert outcome.numbers["top1"] == 100.0
     assert outcome.cost["augmented_forwards"] == 4 * 60
     assert list(outcome.facts["train"]["skipped"]) == [str(broken)]
-
-
-def test_unreadable_held_out_images_are_recorded(export, tmp_path):
-    space = workspace(tmp_path, coloured_folder(tmp_path / "set", train=20), skip_bad=True)
-    train = open_set(space.data, "train")
-    held_out_rows = held_out(train, SMALL.holdout, space.seed)
-    training_rows = np.setdiff1d(np.arange(len(train)), held_out_rows)
-    broken = [train.path(index) for index in (training_rows[7], held_out_rows[1])]
-    for path in map(Path, broken):
-        path.write_bytes(path.read_bytes()[:60])
-    assert list(SMALL.run(export, space).facts["train"]["skipped"]) == broken
-
-
-def test_the_fast_decoder_is_recorded_and_repeatable(export, tmp_path):
-    data = coloured_folder(tmp_path / "images", name="class{label}/{number:04d}.jpg")
-    outcomes = [SMALL.run(export, workspace(tmp_path, data, decode=decode)) for decode in ("exact", "fast", "fast")]
-    transforms = [outcome.facts["train"]["transform"] for outcome in outcomes]
-    assert transforms == [f"torchvision-crop-bilinear-flip_{decode}" for decode in ("exact", "fast", "fast")]
-    exact, fast, again = (outcome.metrics["nll"].value for outcome in outcomes)
-    assert abs(exact - fast) < 0.1 and fast == again
-    assert outcomes[1].cost["augmented_forwards"] > 0

@@ -6,7 +6,7 @@ from recordings import facts, tensors
 from torch import nn
 from torch.nn import functional as F
 
-from probes.linear.heads import Head, Heads, HeadSettings, group_heads, residuals
+from probes.linear.heads import Head, Heads, HeadSettings, residuals
 
 # Ours in float64: what is left is the rounding of the recording, which is the same on every processor.
 DATA = {name: tensor.double() for name, tensor in tensors("lars/data.safetensors").items()}
@@ -205,19 +205,3 @@ def test_a_resumed_state_continues_bit_for_bit():
             resumed.load({name: value.clone() for name, value in stopped.state().items()})
     assert uninterrupted.state().keys() == resumed.state().keys()
     assert all(torch.equal(value, resumed.state()[name]) for name, value in uninterrupted.state().items())
-
-
-def test_a_copied_head_does_not_change():
-    features, labels = problem(7, torch.float32)
-    heads = Heads(GRID, WIDTHS, 7, HeadSettings(entry="batch_norm"), batch=64)
-    heads.step(features, labels, 1.0)
-    copy, logits = heads.copy_head(8), heads.logits(features)[:, 8]
-    heads.step(features, labels, 1.0)
-    torch.testing.assert_close(copy.logits(features)[:, 0], logits)
-    assert not torch.allclose(heads.logits(features)[:, 8], logits)
-
-
-def test_groups_hold_adjacent_heads_of_one_readout():
-    assert group_heads(["a"] * 5 + ["b"] * 2, 3) == [range(0, 2), range(2, 5), range(5, 7)]
-    assert group_heads(["a"], 100) == [range(0, 1)]
-    assert [len(indices) for indices in group_heads(["a"] * 45, 3)] == [3] * 15

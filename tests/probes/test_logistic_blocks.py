@@ -12,7 +12,6 @@ from toy_exports import export_of_size, workspace
 from engine.distributed import World
 from probes.lowshot import blocks, fitting, logistic
 from probes.lowshot.blocks import BlockedRows, ExactSum, PreparedRows, fit_in_blocks
-from probes.lowshot.fitting import FitJob, even_shares
 from probes.tasks.lowshot import PROTOCOLS, LowShot
 
 
@@ -66,11 +65,6 @@ def test_warm_starts_and_too_few_iterations():
     assert short.iterations == 3 and 1 - cold.objective / short.objective <= short.gap
 
 
-def test_an_impossible_tolerance_ends_near_machine_precision():
-    fit = fit_in_blocks(blocked_problem(skew=1.0)[1], 4, 1e-3, tolerance=0.0, max_iterations=100_000)
-    assert fit.iterations < 1000 and 0 < fit.gap < 1e-14
-
-
 def test_any_number_of_processes_gives_the_same_bits():
     def fit(world):
         return fit_in_blocks(blocked_problem(skew=1.0, world=world)[1], 4, 1e-4)
@@ -80,19 +74,6 @@ def test_any_number_of_processes_gives_the_same_bits():
         for shared in run_in_threads(size, fit):
             assert torch.equal(shared.weights, alone.weights), size
             assert (shared.objective, shared.gap, shared.iterations) == (alone.objective, alone.gap, alone.iterations)
-
-
-@pytest.mark.parametrize("broken", [0, 1])
-def test_an_error_in_one_process_is_raised_in_all(broken):
-    def work(world):
-        _, rows = blocked_problem(world=world)
-        if world.rank == broken:
-            rows.source.features[:] = np.nan
-        with pytest.raises(ValueError, match="are not finite") as error:
-            fit_in_blocks(rows, 4, 1e-2)
-        return str(error.value)
-
-    assert len(set(run_in_threads(2, work))) == 1
 
 
 @pytest.mark.parametrize("broken", [0, 1])
@@ -115,17 +96,6 @@ def test_an_error_during_the_descent_is_raised_in_all(broken, monkeypatch):
         return error.value.reported_by
 
     assert run_in_threads(2, work) == [broken, broken]
-
-
-def test_an_error_of_the_solver_on_rank_0_is_raised_in_all(monkeypatch):
-    monkeypatch.setattr(logistic, "lbfgs", lambda *arguments: 1 / 0)
-
-    def work(world):
-        with pytest.raises((ZeroDivisionError, RuntimeError), match="division by zero") as error:
-            fit_in_blocks(blocked_problem(world=world)[1], 4, 1e-2)
-        return error.value.reported_by
-
-    assert run_in_threads(3, work) == [0, 0, 0]
 
 
 def test_exact_sums_do_not_depend_on_the_order():
@@ -177,10 +147,3 @@ def test_processes_share_subsets_chains_and_rows(tmp_path, monkeypatch):
     for size in (2, 3):
         for outcome in run_in_threads(size, lambda world: task.run(export, replace(space, world=world))):
             assert outcome.metrics == alone.metrics and outcome.facts == alone.facts
-
-
-def test_fits_are_shared_evenly():
-    sizes = [(FitJob(number, ()), size) for number, size in enumerate([13, 5, 5, 5, 2, 2, 2, 1, 1, 1])]
-    shares = even_shares(sizes, 3)
-    assert sorted(job.subset for jobs in shares for job in jobs) == list(range(10))
-    assert [sum(sizes[job.subset][1] for job in jobs) for jobs in shares] == [13, 12, 12]

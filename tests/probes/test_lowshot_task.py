@@ -188,15 +188,6 @@ def test_a_gap_above_tolerance_is_an_error(export, tmp_path, solver):
         task.run(export, space)
 
 
-def test_each_lambda_has_its_metrics(export, tmp_path):
-    space = workspace(tmp_path, "digits:", limit=300)
-    task = LowShot(shots=(2,), fractions=(), lambdas=(0.1, 0.001))
-    both = task.run(export, space)
-    assert list(both.metrics)[:-1:2] == ["top1_2shot_lambda0.1", "top1_2shot_lambda0.001"]
-    alone = replace(task, lambdas=(0.001,)).run(export, space)
-    assert both.facts["fits"][1]["objective"] == pytest.approx(alone.facts["fits"][0]["objective"], rel=2e-6)
-
-
 def test_the_lambda_is_chosen_on_held_out_training_images(export, tmp_path):
     space = workspace(tmp_path, "digits:", limit=500)
     task = LowShot(shots=(), fractions=(1.0,), lambdas=(1e4, 1e-3, 1e-2), holdout=0.2, preprocess="none", norm=True)
@@ -281,14 +272,6 @@ def test_published_lists_are_found_beside_the_images(export, tmp_path):
         draw_subsets(open_set("digits:", "train"), (1,), (), 3, 0, PUBLISHED_LISTS)
 
 
-def test_intercepts_alone_are_recognised_as_nothing_fitted(export, tmp_path):
-    space = workspace(tmp_path, write_set(tmp_path / "set"))
-    outcome = replace(SMALL, lambda_convention="as is", lambdas=(10.0,), intercept=True).run(export, space)
-    assert "top1_1shot: nothing was fitted: the objective ends at 1.0" in outcome.facts["warnings"][0]
-    fits = {fit["objective"] for fit in outcome.facts["fits"]}
-    assert all(objective > 1.0 for objective in fits)
-
-
 def test_mieb_equals_scikit_learn_on_the_same_features(export, tmp_path):
     """Each draw by a generator of seed 42 that shuffles the order of the draw before; mean and sample deviation."""
     space = replace(workspace(tmp_path, "digits:"), limit=300)
@@ -311,8 +294,3 @@ def test_mieb_equals_scikit_learn_on_the_same_features(export, tmp_path):
     assert outcome.numbers["top1_16shot"] == pytest.approx(np.mean(accuracies), abs=1e-9)
     assert outcome.numbers["top1_16shot_std"] == pytest.approx(np.std(accuracies, ddof=1), abs=1e-9)
     assert [fit["images"] for fit in outcome.facts["fits"]] == [160] * 5
-
-
-def test_mieb_takes_all_images_of_a_smaller_class(export, tmp_path):
-    outcome = PROTOCOLS["lowshot@mieb"].task.run(export, workspace(tmp_path, write_set(tmp_path / "set")))
-    assert {fit["images"] for fit in outcome.facts["fits"]} == {18}  # six of each of three classes

@@ -9,8 +9,7 @@ from meeting import run_in_threads
 from refusals import refusal
 
 from engine import neighbours
-from engine.distributed import World
-from engine.neighbours import search, tiles_of, unit_rows
+from engine.neighbours import search, unit_rows
 from probes.tasks import knn
 from probes.tasks.knn import predict_classes, vote
 
@@ -115,17 +114,6 @@ def test_processes_share_the_tiles_and_agree_with_one(size, monkeypatch):
     for part in parts:
         np.testing.assert_array_equal(part.similarities, expected.similarities[part.places])
         np.testing.assert_array_equal(part.indices, expected.indices[part.places])
-
-
-@pytest.mark.parametrize(("gallery", "queries", "size"), [(1_281_167, 50_000, 8), (1000, 100, 3), (600_000, 9000, 2)])
-def test_tiles_are_shared_evenly_and_completely(gallery, queries, size):
-    shares = [tiles_of(gallery, queries, World(rank=rank, size=size)) for rank in range(size)]
-    tiles = [(rows.start, number) for share in shares for rows, numbers in share for number in numbers]
-    blocks, across = -(-gallery // (1 << 18)), -(-queries // 2048)
-    assert tiles == [(block << 18, number) for block in range(blocks) for number in range(across)]
-    counts = [sum(len(numbers) for _, numbers in share) for share in shares]
-    assert max(counts) - min(counts) <= 1
-    assert all(rows.stop <= gallery for share in shares for rows, _ in share)
 
 
 def test_an_error_in_one_process_is_raised_in_all():

@@ -7,10 +7,8 @@ import pytest
 import torch
 from toy_exports import export_of_size, workspace
 
-from engine.training.schedules import TrainProgress
 from probes.finetune.classifier import Classifier
 from probes.finetune.trainer import Training
-from probes.linear.batches import EpochPlan
 from probes.tasks.finetune import PROTOCOLS as FINETUNE
 from probes.tasks.linear import PROTOCOLS as LINEAR
 from probes.tasks.semi import PROTOCOLS as SEMI
@@ -59,35 +57,6 @@ def test_semi_supervised_training(protocol, rates, head, tokens):
     decays = {name: group["weight_decay"] for group in training.optimizer.param_groups for name in group["names"]}
     assert decays["cls_token"] == decays["pos_embed"] == tokens
     assert decays["head.weight"] == decays["entry.0.weight"] == 0.05 and decays["norm.weight"] == 0
-
-
-def test_steps_of_an_epoch_of_imagenet():
-    """The number of batches of the source's loader; MAE, MOCA and MSN drop an incomplete one."""
-    for ending in ["", "_cached"]:
-        for name, steps in [
-            ("linear_lars@mae", 78),
-            ("linear_lars@extrema", 313),
-            ("linear@dino", 1252),
-            ("linear_sgd@ibot", 1252),
-            ("linear_sgd@moca", 1251),
-            ("linear@msn", 156),
-        ]:
-            task = LINEAR[name + ending].task
-            assert (
-                EpochPlan(images=IMAGENET, requested_batch=task.batch, drop_last=task.drop_last, seed=0).steps_per_epoch
-                == steps
-            )
-
-
-def test_fine_tuning_of_mocov3_follows_deit():
-    """timm's schedule by epoch, three repeats of an image, a head of the usual deviation, tokens without decay."""
-    task = FINETUNE["finetune@deit"].task
-    rates, per_epoch = task.rates(), task.plan(IMAGENET, SPACE)[0].steps_per_epoch
-    start = TrainProgress(step=0, steps_per_epoch=per_epoch, epochs=150)
-    ours = [rates.at(1e-3, replace(start, step=epoch * per_epoch)) for epoch in (0, 1, 2, 5, 149)]
-    warmup = [1e-6, 1e-6, 1e-6 + (1e-3 - 1e-6) / 5, 1e-6 + 4 * (1e-3 - 1e-6) / 5]
-    assert ours[:4] == pytest.approx(warmup, rel=1e-9) and 1e-5 < ours[4] < 1.05e-5
-    assert (task.repeats, task.head_std, task.head_scale, task.decay_tokens) == (3, 0.02, 1.0, False)
 
 
 def test_every_recipe_that_selects_on_val_has_a_paper_protocol():

@@ -21,7 +21,6 @@ from checkpoints.export import ViTExport
 from engine import tasks
 from engine.distributed import World
 from engine.tasks import OpenedSets, Outcome, Task, Workspace
-from engine.work import Scale
 from imagesets.sets import ImageSet, open_set
 from probes.lowshot.blocks import PreparedRows
 from probes.lowshot.fitting import FitSettings, Fitter
@@ -169,16 +168,6 @@ def test_the_lambda_is_chosen_on_held_out_images(export, tmp_path):
     assert by_class.choose_lambdas(scores) == [0.1, 0.1]
 
 
-def test_a_plan_counts_a_fit_for_each_class(export):
-    scale = Scale(spec=export.spec, images={"train": 100, "val": 50}, classes=20)
-    single, multiple = (
-        {part.kind: part for part in TASK.cost(replace(scale, several_labels=flag)).parts} for flag in (False, True)
-    )
-    assert single["heads"].count == 1 + len(TASK.lambdas) and multiple["heads"].count == 20 * single["heads"].count
-    assert multiple["heads"].flops == single["heads"].flops / 10  # to two classes, not to twenty
-    assert multiple["features"] == single["features"]
-
-
 @pytest.mark.parametrize(
     "task",
     [Knn(k=(5,)), Linear(augment=False, epochs=1), LowShot(shots=(1,)), FINETUNE["finetune@smoke"].task],
@@ -205,14 +194,6 @@ def test_a_plan_leaves_out_probes_of_single_labels(export, tmp_path):
     assert {job.title for job in jobs} == {"logreg@dinov2 on voc"} | on_tiny
     with pytest.raises(ValueError, match=r"voc=digits:': .*logreg@dinov2"):
         plan_jobs(tmp_path, space, [loaded], data, choose_protocols("knn@dino", catalogue()))
-
-
-def test_validation_images_alone_are_refused_for_want_of_training_images(tmp_path):
-    space, data = Workspace(cache=tmp_path, data="digits:"), DataUsed(name="mine", url="digits:", images={"val": 3})
-    both = choose_protocols("health,knn@dino", catalogue())
-    assert refused_sets([data], both, space) == {"mine": ["knn@dino"]}
-    with pytest.raises(ValueError, match=r"mine=digits:': .*no training images, which knn@dino needs"):
-        refused_sets([data], choose_protocols("knn@dino", catalogue()), space)
 
 
 def test_a_class_without_a_training_image_is_refused(export, tmp_path):
