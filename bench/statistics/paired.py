@@ -57,7 +57,6 @@ class PairedTest:
     # Cohen's g: fraction of first_only among the discordant images, minus 1/2 (0.05 small, 0.15 medium, 0.25 large).
     # d_z: mean difference divided by its standard deviation. None if undefined.
     effect: float | None
-    odds_ratio: float | None  # first_only / second_only
 
 
 def compare_images(first: np.ndarray, second: np.ndarray, scale: float = 100, resamples: int = RESAMPLES) -> PairedTest:
@@ -67,7 +66,7 @@ def compare_images(first: np.ndarray, second: np.ndarray, scale: float = 100, re
     """
     binary = is_binary(first) and is_binary(second)
     test: Test
-    first_only = second_only = effect = odds_ratio = None
+    first_only = second_only = effect = None
     if binary:
         differences = first - second
         first_only, second_only = discordant(differences)
@@ -75,8 +74,6 @@ def compare_images(first: np.ndarray, second: np.ndarray, scale: float = 100, re
         low, high = discordant_interval(first_only, second_only, len(first))
         if first_only + second_only:
             effect = first_only / (first_only + second_only) - 0.5
-        if second_only:
-            odds_ratio = first_only / second_only
     else:
         differences = rounded_differences(first, second)
         test, (low, high), p = mean_test(differences, resamples)
@@ -95,7 +92,6 @@ def compare_images(first: np.ndarray, second: np.ndarray, scale: float = 100, re
         p=p,
         effect_name="Cohen's g" if binary else "Cohen's d_z",
         effect=effect,
-        odds_ratio=odds_ratio,
     )
 
 
@@ -118,7 +114,6 @@ def compare_resamples(metrics: tuple[float, float], values: Sequence[np.ndarray]
         p=bootstrap_p_value(differences, images),
         effect_name="Cohen's d_z",
         effect=difference / spread if spread else None,
-        odds_ratio=None,
     )
 
 

@@ -89,61 +89,47 @@ def ties_with_best(
 ) -> dict[Column, frozenset[Key]]:
     """Column -> the best checkpoint and all that do not differ significantly from it.
 
-    Columns without any possible paired test are omitted, such as metrics that have no values for images. To save
-    memory, only the arrays of the leaders of one group and of one other checkpoint are loaded at a time.
+    Columns without any possible paired test are omitted, such as metrics that have no values for images; a checkpoint
+    without one counts as different. To save memory, only the arrays of the leaders of one group and of one other
+    checkpoint are loaded at a time.
 
     columns: column -> checkpoint -> its number. best: column -> the best number, for columns that have one.
     """
     ties: dict[Column, frozenset[Key]] = {}
-    for group, by_checkpoint in _by_group(results).items():
-        tested = {column: numbers for column, numbers in columns.items() if column[0] == group and column in best}
-        p_values = _p_values(tested, best, by_checkpoint, cache)
-        for column, numbers in tested.items():
-            p = p_values[column]
-            if not p and len(numbers) > 1:
-                continue
-            corrected = dict(zip(p, holm(list(p.values())), strict=True))
-            ties[column] = frozenset(
-                key for key, number in numbers.items() if number == best[column] or corrected.get(key, 0.0) > LEVEL
-            )
-        for stored in chain.from_iterable(by_checkpoint.values()):
-            stored.forget_arrays()
-    return ties
-
-
-def _by_group(results: Iterable[StoredResult]) -> dict[str, dict[Key, list[StoredResult]]]:
     by_group: dict[str, dict[Key, list[StoredResult]]] = defaultdict(lambda: defaultdict(list))
     for stored in results:
         by_group[stored.result.group][stored.result.checkpoint.key].append(stored)
-    return by_group
+    for group, of_group in by_group.items():
+        tested = {column: numbers for column, numbers in columns.items() if column[0] == group and column in best}
+        leaders = {
+            column: next(key for key, number in numbers.items() if number == best[column])
+            for column, numbers in tested.items()
+        }
+        p_values: dict[Column, dict[Key, float]] = {column: {} for column in tested}
+        for key in dict.fromkeys(chain.from_iterable(tested.values())):
+            matches = {leader: _match(of_group, leader, key) for leader in {*leaders.values()} - {key}}
+            for column, leader in leaders.items():
+                if key in tested[column] and (match := matches.get(leader)):
+                    with suppress(ValueError):  # if no paired test is possible
+                        p_values[column][key] = cache.get(match, column[1]).p
+            if key not in leaders.values():
+                _forget_arrays(of_group[key])
+        _forget_arrays(chain.from_iterable(of_group.values()))
+        for column, numbers in tested.items():
+            p = p_values[column]
+            if p or len(numbers) == 1:
+                corrected = dict(zip(p, holm(list(p.values())), strict=True))
+                level = {key for key, corrected_p in corrected.items() if corrected_p > LEVEL}
+                ties[column] = frozenset(key for key in numbers if numbers[key] == best[column] or key in level)
+    return ties
 
 
-def _p_values(
-    columns: Mapping[Column, Mapping[Key, float]],
-    best: Mapping[Column, float],
-    results: Mapping[Key, Sequence[StoredResult]],
-    cache: PairedTestCache,
-) -> dict[Column, dict[Key, float]]:
-    """Column -> checkpoint -> uncorrected p value of its test against the column's leader, for one group of results.
+def _match(results: Mapping[Key, Sequence[StoredResult]], leader: Key, other: Key) -> Match | None:
+    """The results of two checkpoints in one group, if they can be compared in one way."""
+    matches, _ = match_results(results.get(leader, ()), results.get(other, ()), (leader[0], other[0]))
+    return matches[0] if len(matches) == 1 else None
 
-    A checkpoint without a possible paired test has no p, and counts as different.
-    """
-    leaders = {
-        column: next(key for key, number in numbers.items() if number == best[column])
-        for column, numbers in columns.items()
-    }
-    p_values: dict[Column, dict[Key, float]] = {column: {} for column in columns}
-    for key in dict.fromkeys(chain.from_iterable(columns.values())):
-        matches = {}
-        for leader in {*leaders.values()} - {key}:
-            pairs, _ = match_results(results.get(leader, ()), results.get(key, ()), (leader[0], key[0]))
-            matches[leader] = pairs[0] if len(pairs) == 1 else None
-        for column, leader in leaders.items():
-            match, metric = matches.get(leader), column[1]
-            if match and key in columns[column]:
-                with suppress(ValueError):
-                    p_values[column][key] = cache.get(match, metric).p
-        if key not in leaders.values():
-            for stored in results.get(key, ()):
-                stored.forget_arrays()
-    return p_values
+
+def _forget_arrays(results: Iterable[StoredResult]) -> None:
+    for stored in results:
+        stored.forget_arrays()

@@ -228,7 +228,7 @@ def tests_of(monkeypatch):
 
 
 def made_test(p=1.0, **numbers):
-    unset = dict(first_only=None, second_only=None, effect=None, odds_ratio=None)
+    unset = dict(first_only=None, second_only=None, effect=None)
     numbers = dict(first=1.0, second=1.0, difference=0.0, low=0.0, high=0.0) | numbers
     return PairedTest(images=9, **numbers, **unset, test="bootstrap over images", p=p, effect_name="Cohen's d_z")
 
