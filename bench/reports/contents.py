@@ -13,7 +13,7 @@ from math import floor, log10
 from pathlib import PurePath
 from typing import Any
 
-from bench.reports.leaderboard import Cell, Leaderboard, leaderboard_of, order_of, troubles, with_published, with_ties
+from bench.reports.leaderboard import Cell, Leaderboard, leaderboard_of, order_of, with_published, with_ties
 from bench.results.record import CheckpointUsed, Result, images_seen, interval_decimals, suffix
 from bench.results.store import StoredResult
 from bench.statistics.compare import interval_text
@@ -29,7 +29,6 @@ from engine.printing import counted, in_words
 
 SHADES = 10  # steps of lightness of one hue, which colour-blind readers can tell apart
 MAX_NAMED = 3  # networks that a sentence names
-MAX_LISTED = 8  # notes that are listed
 SEED = re.compile(r"-seed(\d+)")  # in the name of a further training of the network that is called the same without it
 # Protocols in words: of the task, and of the source, the first word after the @ unless two would be called the same.
 TASKS = {
@@ -206,14 +205,12 @@ class ReportContents:
     sources: Mapping[
         tuple[str, Key], Sequence[int]
     ]  # group and checkpoint -> indices of the results behind its numbers
-    troubles: tuple[str, ...]  # a line for each failed result and each file that cannot be read
 
 
 def contents(
     leaderboard: Leaderboard,
     cache: PairedTestCache | None = None,
     starts: Mapping[str, str] | None = None,
-    updates: Mapping[str, int] | None = None,
 ) -> ReportContents:
     """The contents of a report on a leaderboard and the results behind it.
 
@@ -221,7 +218,6 @@ def contents(
         leaderboard: it; several trainings of a network (`SEED`) become one row with mean and deviation.
         cache: of paired tests; None for none against initial weights and raw pixels.
         starts: name of a network -> name of its initial weights, if they are not in the folder beside it.
-        updates: name of a network -> updates of its pretraining.
     """
     measured = leaderboard.results
     merged, trainings = with_trainings_as_seeds(measured), defaultdict(set)
@@ -271,10 +267,9 @@ def contents(
             used.key: len(trainings[used.key]) for used, kind in leaderboard.kinds.items() if kind == "measured"
         },
         mean_ranks=means,
-        checkpoints=tuple(checkpoint_facts(leaderboard, used, updates or {}) for used in leaderboard.rows),
+        checkpoints=tuple(checkpoint_facts(leaderboard, used) for used in leaderboard.rows),
         results=[stored.result for stored in measured],
         sources=sources,
-        troubles=tuple(troubles(leaderboard)),
     )
 
 
@@ -375,7 +370,7 @@ def mean_ranks(leaderboard: Leaderboard) -> dict[Key, float]:
     return {key: sum(middles[ranks[key]] for ranks in columns) / len(columns) for key in networks if columns}
 
 
-def checkpoint_facts(leaderboard: Leaderboard, used: CheckpointUsed, updates: Mapping[str, int]) -> dict[str, Any]:
+def checkpoint_facts(leaderboard: Leaderboard, used: CheckpointUsed) -> dict[str, Any]:
     """Name, anchor and origin of a checkpoint as shown; `cost` holds its costs as numbers."""
     saved = (leaderboard.folder.parent / "exports").glob(f"*-{used.digest[:8]}")
     specs = (spec_in(folder, used.digest) for folder in (*map(str, saved), used.source) if folder)
@@ -385,7 +380,6 @@ def checkpoint_facts(leaderboard: Leaderboard, used: CheckpointUsed, updates: Ma
         "GFLOP an image": spec and forward_flops(replace(spec, image_size=used.image_size or spec.image_size)) / 1e9,
         "training, TFLOP": cost.tflop,
         "images seen": cost.images,
-        "updates": updates.get(used.name),
     }
     facts = {
         field: getattr(used, field) for field in ("method", "recipe", "branch", "architecture", "digest", "source")
@@ -490,31 +484,6 @@ def trainings_in_words(report: ReportContents) -> str:
     once = sum(count == 1 for count in report.trainings.values())
     share = "one training each" if once == len(report.trainings) else f"{counted(once, 'network')} with one training"
     return f"{share}; seeds can change the order" if once else ""
-
-
-def evidence(report: ReportContents) -> list[str]:
-    """Sentences on what the headline is based on."""
-    if not any(table.ranks for table in report.tables):
-        return []
-    chosen = sum(any(metric.chosen_on_val for metric in table.result.metrics.values()) for table in report.tables)
-    return [
-        "Tied means that a paired test on the same validation images finds no difference (5 %, Holm's correction).",
-        f"{chosen} of {len(report.tables)} tables report numbers that were chosen on the validation images and are "
-        "therefore too good; these tables say so."
-        if chosen
-        else "No number was chosen on the images that it is reported on.",
-        "Intervals are over validation images, not over trainings.",
-    ]
-
-
-def common_notes(tables: Sequence[ReportTable]) -> dict[str, str]:
-    """Notes that several tables share -> these with the number of tables; the most frequent ones first."""
-    counts = Counter(note for table in tables for note in table.caveats)
-    return {
-        note: f"{'All' if count == len(tables) else f'{count} of'} {len(tables)} tables: {note}"
-        for note, count in counts.most_common(MAX_LISTED)
-        if count > 1
-    }
 
 
 def verdict(table: ReportTable) -> str:

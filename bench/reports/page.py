@@ -10,17 +10,15 @@ from typing import Any
 from bench.reports.contents import (
     ReportContents,
     ReportTable,
-    common_notes,
     contents,
-    evidence,
     headline,
     provenance,
     verdict,
 )
 from bench.reports.details import details_by_table
 from bench.reports.drawing import svg_of
-from bench.reports.figures import TrainingLog, curve_figures, training_logs, updates_in
-from bench.reports.leaderboard import Leaderboard, cell_text, quantity, read_leaderboard
+from bench.reports.figures import TrainingLog, curve_figures, training_logs
+from bench.reports.leaderboard import Leaderboard, cell_text, quantity, read_leaderboard, troubles
 from bench.results.record import CheckpointUsed, end_text
 from bench.statistics.significance import paired_tests
 from engine.printing import html_template, printable
@@ -35,16 +33,15 @@ def report_page(out: Path, published: bool = False, pictures: bool = True, intro
     machine. introduction: a paragraph below the title.
     """
     leaderboard = read_leaderboard(out, published)
-    logs = training_logs(leaderboard)
-    report = contents_of(leaderboard, updates_in(logs))
+    report = contents_of(leaderboard)
     details = details_by_table(report, out / "cache", pictures)
-    return page_of(report, figures_of(report, logs), details, introduction=introduction)
+    return page_of(report, figures_of(report, training_logs(leaderboard)), details, introduction=introduction)
 
 
-def contents_of(leaderboard: Leaderboard, updates: Mapping[str, int] | None = None) -> ReportContents:
+def contents_of(leaderboard: Leaderboard) -> ReportContents:
     """The contents of a report on the leaderboard of a folder; earlier paired tests are read from OUT/cache."""
     cache = paired_tests(leaderboard.folder.parent)
-    report = contents(leaderboard, cache, updates=updates)
+    report = contents(leaderboard, cache)
     cache.save({stored.identity for stored in leaderboard.results})
     return report
 
@@ -87,7 +84,7 @@ def page_of(
     # The page's content security policy allows no style or script but its own. `svg` marks figures as safe: matplotlib
     # escapes their texts.
     script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
-    functions = (cell_text, end_text, evidence, headline, quantity, results_button, set_spans, verdict)
+    functions = (cell_text, end_text, headline, quantity, results_button, set_spans, verdict)
     results = [{name: printable(value) for name, value in provenance(result).items()} for result in report.results]
     return html_template((HERE / "page.html").read_text(encoding="utf-8"), HERE).render(
         **{function.__name__: function for function in functions},
@@ -98,11 +95,11 @@ def page_of(
         script_hash=policy_hash(script),
         report=report,
         board=report.board,
+        troubles=troubles(report.board),
         facts={checkpoint["name"]: checkpoint for checkpoint in report.checkpoints},
         costs=list(dict.fromkeys(name for checkpoint in report.checkpoints for name in checkpoint["cost"])),
         initials={used for used, kind in report.board.kinds.items() if kind == "initial"},
         drawn=[table for table in report.tables if table.has_intervals and table.networks],
-        shared_notes=common_notes(report.tables),
         results=packed(results),
         details_by_table=details or {},
         figures=figures or {},

@@ -17,8 +17,6 @@ from shown_results import Elements, report_of, result, shown
 from small_exports import make_export
 
 from bench.reports.contents import (
-    common_notes,
-    evidence,
     headline,
     provenance,
     verdict,
@@ -80,16 +78,6 @@ def test_shades_follow_the_distance_in_units_of_intervals():
     assert shades == [[10, 9], [10, 0]]
 
 
-def test_a_note_shared_by_tables_is_shown_once_above_them():
-    changed = ProtocolUsed(name="knn@moca", version=1, source="eval_knn.py", changes={"k": [5]})
-    checkpoint = made_checkpoint("a", 1)
-    report = report_of([result(checkpoint, 80.0, limit=100), result(checkpoint, 80.0, limit=100, protocol=changed)])
-    (note,) = common_notes(report.tables)
-    assert note == "100 of 1,297 train and 100 of 500 val images (--limit 100)."
-    assert all(note in table.caveats for table in report.tables)
-    assert page_of(report).count(note) == 1 and "100 of 500 images" in page_of(report)
-
-
 def test_the_lowest_number_leads_where_lower_is_better():
     quick, slow = made_checkpoint("quick", 1), made_checkpoint("slow", 2)
     metrics = {"seconds": MetricRecord(value=3.0, unit="s", higher_is_better=False)}
@@ -116,7 +104,7 @@ def test_the_headline_claims_only_what_paired_tests_support():
     text = headline(report_of(results, dict.fromkeys(ties, tied)))
     assert ": a in 2 and b in 2;" in text
     report = report_of(results[:1])
-    assert "nothing to rank" in headline(report) and evidence(report) == []
+    assert "nothing to rank" in headline(report)
 
 
 def correct_on(tmp_path: Path, used: CheckpointUsed, right: int, images: int = 100, **fields) -> None:
@@ -209,15 +197,6 @@ def test_raw_pixels_and_initial_weights_never_win():
     assert "raw (floor)" not in text and "a-start" not in text
     report = report_of([result(raw_pixels, 80.0), result(start, 70.0)], level_of(raw_pixels))
     assert "nothing to rank" in headline(report) and verdict(report.tables[0]).startswith("No trained network")
-
-
-def test_numbers_chosen_on_the_validation_images_are_reported():
-    a, b = made_checkpoint("a", 1), made_checkpoint("b", 2)
-    results = [result(a, 80.0), result(b, 70.0)]
-    assert "No number was chosen" in " ".join(evidence(report_of(results, level_of(a))))
-    top1 = replace(results[0].metrics["top1"], chosen_on_val=True)
-    report = report_of([replace(results[0], metrics={"top1": top1}), results[1]], level_of(a))
-    assert "1 of 1 tables report numbers that were chosen on the validation images" in " ".join(evidence(report))
 
 
 def test_all_networks_are_drawn_at_their_places_with_their_names():

@@ -7,7 +7,7 @@ from made_results import made_checkpoint, made_metrics
 from shown_results import report_of, result
 
 from bench.reports.drawing import INK, svg_of
-from bench.reports.figures import curve_figures, points_of, read_log, training_figure, updates_in
+from bench.reports.figures import curve_figures, points_of, read_log, training_figure
 from bench.results.record import MetricRecord
 
 LOG = [{"epoch": 0.0, "loss of mae": 2.0, "images": 0}, {"epoch": 1.0, "loss of mae": 1.0, "images": 64, "step": 9}]
@@ -37,7 +37,6 @@ def test_curves_of_a_pretraining_have_the_points_of_its_log(tmp_path):
     panels = training_figure({"run": log}).axes
     points = {axes.get_title(): [tuple(point) for point in axes.lines[0].get_xydata().tolist()] for axes in panels}
     assert points == {"loss": [(16, 8.0), (64, 5.0), (128, 1.0)], "k-NN top-1, %": [(64, 30), (128, 50)]}
-    assert updates_in({"run": log}) == {"run": 8}
     other = [{"images": 1, "loss of dino": 7.0, "knn_top1": 3.0}]
     titles = [axes.get_title() for axes in training_figure({"run": log, "other": other}).axes]
     assert titles == ["k-NN top-1, %"], "losses of different methods are not comparable"
