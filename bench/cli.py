@@ -10,6 +10,7 @@ memory, connection), 75 a signal stopped a training after it had saved its state
 """
 
 import argparse
+import gc
 import importlib
 import os
 import re
@@ -61,10 +62,12 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    with on_command_line():
-        if argv is None:
-            return run_command(with_dashes(sys.argv[1:]), process_age())  # imports of a busy machine are silent, too
-        return run_command(with_dashes(argv))
+    words = with_dashes(sys.argv[1:] if argv is None else argv)
+    with on_command_line(positional_of(words)):
+        code = run_command(words, process_age() if argv is None else 0.0)  # imports of a busy machine are silent, too
+    if argv is None:
+        gc.freeze()  # torch's 180,000 objects die with the process: looking for circles among them takes it seconds
+    return code
 
 
 def run_command(argv: Sequence[str], spent: float = 0.0) -> int:
@@ -130,6 +133,13 @@ def parsed(argv: Sequence[str]) -> tuple[ModuleType, Any]:
     arguments = parser_for(argv).parse_args(argv)
     module = command_module(arguments.command)
     return module, options_from(arguments, module.Options)
+
+
+def positional_of(argv: Sequence[str]) -> list[str]:
+    """The arguments without an option of the command that `argv` names."""
+    if not argv or argv[0] not in COMMANDS:
+        return []
+    return [name for name, hint in annotations(command_module(argv[0]).Options).items() if is_positional(hint)]
 
 
 def parser_for(argv: Sequence[str]) -> Parser:

@@ -8,7 +8,7 @@ import errno
 import resource
 import traceback
 from ast import literal_eval
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import join, quote
@@ -21,6 +21,7 @@ T = TypeVar("T")
 OPTIONS = {"settings": "set", "compiled": "compile", "names": "name", "formats": "format"}
 ARGUMENTS = {"set": "settings", "micro_batch": "batch_size"}
 _on_command_line = False
+_positional: frozenset[str] = frozenset()  # arguments of the running command that have no option
 
 
 class UserError(ValueError):
@@ -48,6 +49,8 @@ def option(name: str, value: Any = None) -> str:
             except (ValueError, SyntaxError):  # a word
                 value = {key: text}
         return name if value is None else f"{name}={(str(value) if isinstance(value, Path) else value)!r}"
+    if name in _positional:
+        return name.upper() if value is None else str(value)
     flag = f"--{OPTIONS.get(name, name).replace('_', '-')}"
     if value is None or value is True:
         return flag
@@ -63,15 +66,19 @@ def spelled(command: str, call: T) -> str | T:
 
 
 @contextmanager
-def on_command_line() -> Iterator[None]:
-    """A block that prints its lines, and whose errors and advice are written for the command line, not for Python."""
-    global _on_command_line
-    before, _on_command_line = _on_command_line, True
+def on_command_line(positional: Collection[str] = ()) -> Iterator[None]:
+    """A block that prints its lines, and whose errors and advice are written for the command line, not for Python.
+
+    positional: arguments of the command that have no option.
+    """
+    global _on_command_line, _positional
+    before = _on_command_line, _positional
+    _on_command_line, _positional = True, frozenset(positional)
     try:
         with heard_by(print_lines):
             yield
     finally:
-        _on_command_line = before
+        _on_command_line, _positional = before
 
 
 def command(*words: object, **options: object) -> list[str]:

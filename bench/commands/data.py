@@ -50,7 +50,7 @@ def run(options: Options) -> int:
     if options.out:
         raise UserError("out", "it is for bench data get")
     if not options.url:
-        raise ValueError("bench data check: give the URL of an image set")
+        raise UserError("url", "give that of an image set, such as folder:/data/cifar10")
     from downstream.data.scenes import layout_of, scene_schemes
     from engine.progress import Progress
     from imagesets.check import check_image_set, render
@@ -165,12 +165,12 @@ def folder_of(name: str, out: Path) -> Path:
     from imagesets.schemes.torchvision import SETS
 
     if name in SETS and name not in OFFERED:
-        raise ValueError(f"bench data get {name}: torchvision cannot download all of it; {SETS[name].advice}")
+        raise UserError("url", f"torchvision cannot download all of it; {SETS[name].advice}", name)
     if name.lower() in ON_THEIR_SITES:
-        raise ValueError(f"bench data get {name}: get it from its own site; docs/data.md lists the files that are read")
+        raise UserError("url", "get it from its own site; docs/data.md lists the files that are read", name)
     if name not in OFFERED:
         hub = "; sets of the Hub need no download: --data NAME=hf:USER/NAME" if "/" in name else ""
-        raise ValueError(f"bench data get {name}: no such set{did_you_mean(name, list(OFFERED))}{hub}")
+        raise UserError("url", f"no such set{did_you_mean(name, list(OFFERED))}{hub}", name)
     return out / name
 
 
@@ -200,10 +200,8 @@ def download(name: str, folder: Path) -> None:
         try:
             from_torchvision(name, partial)
         except Exception as error:  # torchvision's RuntimeError, network errors, errors that damaged archives cause
-            raise ValueError(
-                f"bench data get {name}: {in_one_line(error)}; run the same command again: it keeps the complete "
-                f"archives in {partial}"
-            ) from error
+            text = f"{in_one_line(error)}; run the same command again: it keeps the complete archives in {partial}"
+            raise UserError("url", text, name) from error
         check_set(name, partial)
         os.replace(partial, folder)
         sync_folder(folder.parent)

@@ -8,7 +8,7 @@ from itertools import chain
 
 from bench.options import CommandOptions, Positional
 from bench.run.index import ProtocolEntry, TaskEntry, choices_of, suites_of, task_entries, with_choices
-from engine.errors import in_one_line
+from engine.errors import UserError, in_one_line
 from engine.extensions import (
     Extension,
     extensions,
@@ -131,7 +131,7 @@ def about(name: str) -> Iterator[str]:
     words = {task.key: None for task in tasks}
     words |= {word: None for entry in tasks.values() for key in entry.protocols for word in (_family(key), key)}
     if name not in (names := [*suites, *words, *chain(*by_kind.values())]):
-        raise ValueError(f"bench list: nothing is called {name!r}{did_you_mean(name, names, LISTED_BY)}")
+        raise UserError("name", f"nothing is called {name!r}{did_you_mean(name, names, LISTED_BY)}")
     if name in suites:
         yield from _suite(name, suites[name], tasks)
     for task, entry in tasks.items():

@@ -12,10 +12,10 @@ EPILOG = """A plan is a table of a source, such as extrema:table7; `today`: curr
 
 examples:
   bench reproduce                                   the tables, and how much of each is within reach
-  bench reproduce --plan laptop --run               download, measure, and print published beside measured
+  bench reproduce laptop --run                      download, measure, and print published beside measured
   bench reproduce moca:table5j --out results        published beside measured, difference in standard errors
-  bench reproduce --plan moca:table5j --out results > run.sh
-  bench reproduce --plan today --gpus 8 --data imagenet=imagenet:/data/ILSVRC --suite knn@dino > run.sh
+  bench reproduce moca:table5j --script --out results > run.sh
+  bench reproduce today --script --gpus 8 --data imagenet=imagenet:/data/ILSVRC --suite knn@dino > run.sh
   bench reproduce today --check --data imagenet=imagenet:/data/ILSVRC ade20k=ade20k:/data/ADE nyu=nyu:/data/nyu
 """
 
@@ -24,9 +24,9 @@ examples:
 class Options(CommandOptions):
     """Options of `bench reproduce`."""
 
-    table: Positional[str | None] = None  # PLAN: print published beside measured numbers
-    plan: str | None = None  # PLAN: print a shell script that measures it
-    run: bool = False  # with --plan: write the script to OUT/PLAN.sh and run it; again, to continue it
+    plan: Positional[str | None] = None  # PLAN: print published beside measured numbers
+    script: bool = False  # print a shell script that measures PLAN instead
+    run: bool = False  # write this script to OUT/PLAN.sh and run it; again, to continue it
     check: bool = False  # list what is missing to measure PLAN; exit code 1 if anything is
     # NAME=REFERENCE: weights that you have, by the names in the tables; references as for `bench run --checkpoint`
     checkpoints: tuple[str, ...] = ()
@@ -46,13 +46,7 @@ def run(options: Options) -> int:
     from bench.reports import reproduce
     from engine.printing import say
 
-    name = options.table or options.plan
-    if options.table and options.plan:
-        raise UserError("plan", "give it or PLAN alone, not both", options.plan)
-    if (options.check and not options.table) or (options.suite and not name):
-        raise UserError("suite" if options.suite else "check", "it is for a plan: bench reproduce today --check")
-    if options.run and not options.plan:
-        raise UserError("run", "it runs the script of a plan: give --plan PLAN")
+    name, suite = options.plan, options.suite
     setup = reproduce.Setup(
         checkpoints=reproduce.named_checkpoints(options.checkpoints, published_values()),
         data=reproduce.named_data(options.data),
@@ -60,19 +54,21 @@ def run(options: Options) -> int:
         processes=options.processes,
     )
     if not name:
+        if options.script or options.run or options.check or suite:
+            raise UserError("plan", "it is missing: name a plan, such as today; `bench reproduce` lists them")
         say(*reproduce.listing())
         return 0
-    if not (options.plan or options.check):
-        pairs = api.reproduce(name, suite=options.suite, out=options.out)
-        say(f"{name}: {reproduce.caption_of(name)}", "", *reproduce.table(pairs))
+    plan = reproduce.plan_of(name, suite)
+    if options.run:
+        reproduce.run_script(name, plan, setup, suite)
+    if options.script:
+        say(*reproduce.script(name, plan, setup, suite))
         return 0
-    plan = reproduce.plan_of(name, options.suite)
-    if options.plan and options.run:
-        reproduce.run_script(options.plan, plan, setup, options.suite)
-    if options.plan:
-        say(*reproduce.script(name, plan, setup, options.suite))
-        return 0
-    lines = list(reproduce.missing(plan, setup))
-    is_missing = any(line.startswith("missing") for line in lines)
-    say(*lines, *([] if is_missing else ["nothing is missing"]))
-    return int(is_missing)
+    if options.check:
+        lines = list(reproduce.missing(plan, setup))
+        is_missing = any(line.startswith("missing") for line in lines)
+        say(*lines, *([] if is_missing else ["nothing is missing"]))
+        return int(is_missing)
+    pairs = api.reproduce(name, suite=suite, out=options.out)
+    say(f"{name}: {reproduce.caption_of(name)}", "", *reproduce.table(pairs))
+    return 0

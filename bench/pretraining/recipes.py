@@ -53,7 +53,7 @@ def choose_recipe(method: str, name: str | None, texts: Sequence[str]) -> Chosen
 def method_file(method: str) -> ModuleType:
     """The file of a method. ValueError for an unknown method, or a file that is not what the trainer needs."""
     if method not in (methods := source_files("methods")):
-        raise ValueError(f"no method {method!r}{did_you_mean(method, list(methods))}")
+        raise UserError("method", f"no such method{did_you_mean(method, list(methods))}", method)
     module = load_extension("methods", method)
     check_method_file(method, module)
     return module

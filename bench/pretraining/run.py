@@ -249,10 +249,8 @@ def recipe_of(options: PretrainOptions, images: int | None = None) -> ChosenReci
     """
     if not options.init:
         if options.freeze_first_epochs:
-            raise ValueError(
-                f"{option('freeze_first_epochs')} without {option('init')} CHECKPOINT: add the checkpoint whose "
-                f"weights to freeze"
-            )
+            text = f"it is for {option('init')} CHECKPOINT: add the checkpoint whose weights to freeze"
+            raise UserError("freeze_first_epochs", text, options.freeze_first_epochs)
         return choose_recipe(options.method, options.recipe, options.set)
 
     def corrected(settings: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from math import sqrt
 from pathlib import Path
 
 from bench.results.record import DataUsed, Result
+from engine.errors import UserError
 from engine.printing import did_you_mean
 from engine.settings import setting_text
 
@@ -151,7 +152,7 @@ def set_name(data: DataUsed) -> str:
 def values_of(table: str) -> Sequence[PublishedValue]:
     """The values of one table. ValueError that suggests a similar name if the table does not exist."""
     if table not in TABLES:
-        raise ValueError(f"no table {table!r}{did_you_mean(table, list(TABLES), '`bench reproduce`')}")
+        raise UserError("plan", f"no such table{did_you_mean(table, list(TABLES), '`bench reproduce`')}", table)
     return [value for value in published_values() if value.table == table]
 
 
