@@ -141,7 +141,8 @@ def test_a_damaged_devkit_is_refused(flat, damage):
         (data / "meta.mat").write_bytes(b"MATLAB 5.0" * 40)
     else:
         (data / "ILSVRC2012_validation_ground_truth.txt").write_text("1\n99\n")
-    assert "meta.mat" in imagenet_refusal(flat) and "again" in imagenet_refusal(flat)
+    message = imagenet_refusal(flat)
+    assert "meta.mat" in message and "again" in message
 
 
 def test_other_class_folders_are_refused_with_the_url_to_write(tree, tmp_path):

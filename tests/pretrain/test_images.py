@@ -215,7 +215,7 @@ def test_loaders_work_ahead_and_in_order(tmp_path):
 
 @pytest.mark.parametrize(
     ("size", "workers", "decode"),
-    [*((size, workers, "exact") for size in (1, 5, 24) for workers in (0, 2)), (5, 0, "fast"), (5, 2, "fast")],
+    [(1, 0, "exact"), (24, 0, "exact"), (5, 2, "exact"), (5, 2, "fast")],
 )
 def test_a_part_does_not_depend_on_the_size_of_pieces(size, workers, decode):
     images, plan = open_set("tiny:", "train"), batch_plan(64, 24, 1, None, seed=0)

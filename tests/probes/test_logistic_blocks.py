@@ -29,7 +29,7 @@ def blocked_problem(rows=500, world=World(), **settings):  # noqa: B008
     return features[chosen], BlockedRows(source=source, rows=chosen, labels=labels[chosen], world=world)
 
 
-@pytest.mark.parametrize(("penalty", "skew"), [(1.0, 1.5), (1e-2, 0.0), (1e-4, 1.5), (1e-6, 0.0)])
+@pytest.mark.parametrize(("penalty", "skew"), [(1e-2, 0.0), (1e-4, 1.5)])
 def test_the_optimum_equals_scipys_and_that_in_memory(penalty, skew):
     features, rows = blocked_problem(skew=skew)
     best = scipy_optimum(features, rows.labels, 4, penalty)
@@ -44,7 +44,7 @@ def test_the_optimum_equals_scipys_and_that_in_memory(penalty, skew):
     torch.testing.assert_close(fit.weights, memory.weights, rtol=0, atol=2e-2 * float(memory.weights.abs().max()))
 
 
-@pytest.mark.parametrize("penalty", [10.0, 1e-2, 1e-4])
+@pytest.mark.parametrize("penalty", [10.0, 1e-2])
 def test_intercepts_equal_scikit_learns(penalty):
     features, labels = uncentred_problem()
     expected, _ = sklearn_with_intercept(features, labels, penalty)
