@@ -453,8 +453,13 @@ def headline(report: ReportContents) -> str:
         for name in order[:MAX_NAMED]
     ]
     named += [counted(len(order) - MAX_NAMED, "other network")] if len(order) > MAX_NAMED else []
-    text = f"Best or tied with the best in {counted(len(ranked), 'protocol')}: {in_words(named)}"
-    text = "; ".join(filter(None, [text, trainings_in_words(report)])) + "."
+    text = f"Best or tied with the best in {counted(len(ranked), 'protocol')}: {'; '.join(named)}."
+    once = sum(count == 1 for count in report.trainings.values())
+    if once:
+        share = (
+            "One training each" if once == len(report.trainings) else f"{counted(once, 'network')} with one training"
+        )
+        text += f" {share}: seeds can change the order."
     with_pixels = [table for table in report.tables if any(gain.pixels for gain in table.gains.values())]
     unbeaten = sum(not any(gain.beats_pixels for gain in table.gains.values()) for table in with_pixels)
     if unbeaten:
@@ -477,13 +482,6 @@ def gains_in_words(report: ReportContents) -> str:
         + "."
         for name, own in gains.items()
     )
-
-
-def trainings_in_words(report: ReportContents) -> str:
-    """How many networks were trained once, and what that means for the order; "" if none was."""
-    once = sum(count == 1 for count in report.trainings.values())
-    share = "one training each" if once == len(report.trainings) else f"{counted(once, 'network')} with one training"
-    return f"{share}; seeds can change the order" if once else ""
 
 
 def verdict(table: ReportTable) -> str:

@@ -100,9 +100,9 @@ def test_the_headline_claims_only_what_paired_tests_support():
     assert text.startswith(
         "Best or tied with the best in 2 protocols: a in 2 (significantly better than all others in 1)"
     )
-    assert text.endswith("one training each; seeds can change the order.")
+    assert text.endswith(" One training each: seeds can change the order.")
     text = headline(report_of(results, dict.fromkeys(ties, tied)))
-    assert ": a in 2 and b in 2;" in text
+    assert ": a in 2; b in 2." in text
     report = report_of(results[:1])
     assert "nothing to rank" in headline(report)
 
@@ -161,7 +161,7 @@ def test_further_trainings_of_a_network_are_its_seeds(tmp_path):
     report = contents_of(read_leaderboard(tmp_path))
     (table,) = report.tables
     assert [cell_text(cell, False) for cell in table.cells.values()] == ["65.00 +- 5.00 (n=2)", "50.00"]
-    assert headline(report).endswith("; 1 network with one training; seeds can change the order.")
+    assert headline(report).endswith(" 1 network with one training: seeds can change the order.")
     a = table.networks[0]
     names = [report.results[index].checkpoint.name for index in report.sources[table.group, a.key]]
     assert names == ["a", "a-seed1"] and "65.00 +- 5.00 (n=2)" in page_of(report)

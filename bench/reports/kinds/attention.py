@@ -38,7 +38,8 @@ class Attention(Validated):
 
     layer: int = -1  # block, negative from the end; of the class token in ExtreMA one of its class-attention blocks
     tokens: Literal["patches", "class"] = "patches"  # whose attention: chosen patches', or the class token's
-    heads: str = "mean"  # mean over the heads; all: each head in a row; or numbers of heads from 0, such as 0,3
+    # mean over the heads; all: each head in a row, of the class token in a column; or numbers from 0, such as 0,3
+    heads: str = "mean"
     # the query patches: x,y of each as shares of width and height, from the top left
     at: tuple[float, ...] = QUARTERS
 
@@ -69,14 +70,15 @@ class Attention(Validated):
         )
 
     def block(self, viewer: Viewer, image: NamedImage) -> Block:
-        """Maps of one image: rows of heads, columns of queries."""
+        """Maps of one image: rows of heads, columns of queries; of the class token columns of heads."""
         maps, grid = self.maps(viewer, image.image)
         with errors_naming(viewer.name):
             by_head = maps_by_head(maps[..., -grid[0] * grid[1] :].unflatten(-1, grid), self.heads)
-        return [
+        rows = [
             [self.panel(values, image.size, number, head) for number, values in enumerate(maps_of_head)]
             for head, maps_of_head in by_head.items()
         ]
+        return rows if self.points else [[panel for row in rows for panel in row]]
 
     def panel(self, values: Tensor, size: tuple[int, int], number: int, head: str) -> Panel:
         """The map (h, w) of query `number` of an image of this height and width; its frame has the query's colour."""
