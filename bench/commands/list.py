@@ -1,7 +1,6 @@
 """List suites and extensions of every kind, or describe one of them: bench list NAME."""
 
 import ast
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -185,12 +184,7 @@ def _task(name: str, protocols: Sequence[str], task: Extension, entry: TaskEntry
     yield from table([(protocol, entry.protocols[protocol].source) for protocol in protocols], indent=4)
     if variants := [key for key in entry.protocols if key not in entry.listed and key.rpartition("_")[0] in protocols]:
         yield f"  as their sources report them, chosen on the validation images: {', '.join(variants)}"
-    yield f"  settings, changed by --set {name}.NAME=VALUE; the most frequent value, and how many protocols have it:"
-    settings = [entry.settings(entry.protocols[protocol]) for protocol in protocols]
-    texts = {setting: text for setting, (_, text) in entry.classes[entry.protocols[protocols[0]].task_class].items()}
-    yield from _settings(
-        {setting: _most_frequent([own.get(setting) or "(empty)" for own in settings]) for setting in texts}, texts
-    )
+    yield f"  settings of a protocol: bench list {protocols[0]}"
 
 
 def _importer(extension: Extension) -> Iterator[str]:
@@ -249,12 +243,6 @@ def _layout(extension: Extension) -> Iterator[str]:
 
 # Kind of extension -> function that describes one; tasks are described by `_task`.
 DESCRIBED = {"importers": _importer, "methods": _method, "imagesets": _image_set, "layouts": _layout}
-
-
-def _most_frequent(values: Sequence[str]) -> str:
-    """The value that all protocols have; or the most frequent one with its count: `cls (5 of 8)`."""
-    ((value, count),) = Counter(values).most_common(1)
-    return value if count == len(values) else f"{value} ({count} of {len(values)})"
 
 
 def _value_or_values(values: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from bench.options import PretrainOptions, absent_images, argv_of, example, ready_device
+from bench.options import PretrainOptions, argv_of, example, ready_device
 from bench.pretraining.continuing import FROZEN_FROM, recipe_for
 from bench.pretraining.recipes import (
     ChosenRecipe,
@@ -40,9 +40,9 @@ from imagesets.stored import StoredImages
 from pretrain.loop.initial_weights import initial_weights
 from pretrain.loop.records import cost_of
 from pretrain.loop.run_folder import check_resume
-from pretrain.loop.trainer import Run, Trainer, build
+from pretrain.loop.trainer import Run, Trainer
 from pretrain.loop.updates import Precision
-from pretrain.method import Method, TrainProgress
+from pretrain.method import TrainProgress
 from probes.splits import open_splits
 from probes.tasks.health import MAX_RANK_IMAGES, Health
 from probes.tasks.knn import Knn
@@ -188,10 +188,6 @@ def run_pretraining(options: PretrainOptions) -> int:
     with start_world(device) as world:
         run = trainer_run(options, device, precision, world)
         chosen, images = world.first_on_each_machine(lambda: _recipe_and_images(options, run))
-        if images is None:
-            if world.is_rank0:
-                say(*lines_without_images(chosen, options.images))
-            return 0
         trainer = world.on_all_ranks(lambda: make_trainer(chosen, images, run, world))
         if options.dry_run:
             if world.is_rank0:
@@ -209,20 +205,16 @@ def check_request(options: PretrainOptions) -> None:
     precision = options.precision or "auto"
     run = trainer_run(options, "cpu", default if precision == "auto" else precision, World())
     chosen, images = _recipe_and_images(options, run)
-    if images is None:
-        return
     trainer = make_trainer(chosen, images, run, World())
     identity = json.loads(json.dumps(trainer.identity()))
     check_resume(options.out, identity, options.resume, trainer.recipe.defaults())
 
 
-def _recipe_and_images(options: PretrainOptions, run: Run) -> tuple[ChosenRecipe, ImageSet | None]:
-    """Recipe and images; None instead of images for a dry run whose images do not exist yet."""
+def _recipe_and_images(options: PretrainOptions, run: Run) -> tuple[ChosenRecipe, ImageSet]:
+    """Recipe and images. ValueError for a recipe or images that do not exist, or that a probe cannot be computed on."""
     if run.wandb:
         require("wandb")
     chosen = None if options.init else recipe_of(options)  # with --init it may depend on the number of images
-    if options.dry_run and absent_images(options.images):
-        return chosen or recipe_of(options), None
     probes = [probe for probe in (run.monitor, run.health) if isinstance(probe, OnlineProbe)]
     try:
         opened_sets = next((probe.space.opened for probe in probes), OpenedSets())
@@ -304,14 +296,26 @@ def make_trainer(chosen: ChosenRecipe, images: ImageSet, run: Run, world: World)
 
 def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> Iterator[str]:
     """Lines about a training: recipe, images, updates, sizes, exports. settings: list all settings of the recipe."""
-    recipe, run, plan, encoders = trainer.recipe, trainer.run, trainer.plan, trainer.method.encoders()
-    yield from recipe_lines(chosen, trainer.method, settings)
+    recipe, run, plan, method = trainer.recipe, trainer.run, trainer.plan, trainer.method
+    encoders = method.encoders()
+    yield f"{chosen.method}, recipe {chosen.label}: {recipe.source}"
+    if settings:
+        names = names_by_path(recipe)
+        values = {names[path]: value for path, value in values_by_path(recipe).items() if path not in unused(recipe)}
+        yield from (f"    {name} = {setting_text(value)}" for name, value in values.items())
+    sizes = [sum(p.numel() for p in network.parameters()) for network in (next(iter(encoders.values())).vit, method)]
+    trained = sum(p.numel() for p in method.parameters() if p.requires_grad)
+    yield f"  encoder   {recipe.spec.label} at {recipe.spec.side} px, {millions(sizes[0])}"
+    yield f"  method    {millions(sizes[1])}, of which {millions(trained)} are trained"
+    yield from (f"  {name:<9} {fact}" for name, fact in method.facts().items())
+    if chosen.init:
+        yield f"  init      {chosen.init.summary(method)}"
     left_out = plan.count - plan.steps_per_epoch * plan.batch
     notes = "".join(f"; {note}" for note in trainer.images.notes)
     yield f"  images    {plan.count} of {trainer.images.url}{notes}"
     if plan.window:
         yield f"  order     {order_summary(trainer)}"
-    if trainer.method.needs_labels:
+    if method.needs_labels:
         yield f"  labels    of {len(trainer.images.classes)} classes are used for training"
     each_epoch = f"{left_out} images of each epoch are left out"
     if plan.repeats > 1:
@@ -330,8 +334,8 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
         yield f"  k-NN      k={knn.k} on {part}{knn.space.data}, every {_epochs(run.monitor_every)}"
     if isinstance(run.health, OnlineProbe):
         yield f"  health    of {run.health.space.data}, every {_epochs(run.health_every)}"
-    names = ["export", *(f"export-{branch}" for branch in list(encoders)[1:])]
-    exports = (f"{run.out / name} ({branch})" for name, branch in zip(names, encoders, strict=True))
+    folders = ["export", *(f"export-{branch}" for branch in list(encoders)[1:])]
+    exports = (f"{run.out / folder} ({branch})" for folder, branch in zip(folders, encoders, strict=True))
     yield f"  exports   {', '.join(exports)}"
     if settings:
         yield "nothing was trained or written (--dry-run)"
@@ -358,33 +362,6 @@ def order_summary(trainer: Trainer) -> str:
 def _epochs(count: int) -> str:
     """A number of epochs after `every`: `epoch`, `5 epochs`."""
     return "epoch" if count == 1 else f"{count} epochs"
-
-
-def recipe_lines(chosen: ChosenRecipe, method: Method, settings: bool) -> Iterator[str]:
-    """Lines about a recipe and the sizes of its networks. settings: list all settings."""
-    recipe = chosen.recipe
-    yield f"{chosen.method}, recipe {chosen.label}: {recipe.source}"
-    if settings:
-        names = names_by_path(recipe)
-        values = {names[path]: value for path, value in values_by_path(recipe).items() if path not in unused(recipe)}
-        yield from (f"    {name} = {setting_text(value)}" for name, value in values.items())
-    vit = next(iter(method.encoders().values())).vit
-    sizes = [sum(p.numel() for p in network.parameters()) for network in (vit, method)]
-    trained = sum(p.numel() for p in method.parameters() if p.requires_grad)
-    yield f"  encoder   {recipe.spec.label} at {recipe.spec.side} px, {millions(sizes[0])}"
-    yield f"  method    {millions(sizes[1])}, of which {millions(trained)} are trained"
-    yield from (f"  {name:<9} {fact}" for name, fact in method.facts().items())
-    if chosen.init:
-        yield f"  init      {chosen.init.summary(method)}"
-
-
-def lines_without_images(chosen: ChosenRecipe, url: str) -> Iterator[str]:
-    """Lines about a training whose images do not exist yet, for a dry run."""
-    recipe = chosen.recipe
-    yield from recipe_lines(chosen, build(chosen.module, recipe, 0), settings=True)
-    yield f"  images    {absent_images(url)} does not exist: neither images nor updates can be counted"
-    yield f"  updates   {recipe.epochs} epochs, {recipe.batch} images in each update"
-    yield "nothing was trained or written (--dry-run)"
 
 
 def _say_ending(finished: bool, trainer: Trainer) -> None:

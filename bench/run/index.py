@@ -92,6 +92,17 @@ def suites_of(entries: Iterable[TaskEntry]) -> dict[str, list[str]]:
     return dict(suites)
 
 
+@cache
+def tasks_by_word() -> dict[str, set[str]]:
+    """Every word of `--suite` that the index knows, a suite, task, family or protocol -> its task files."""
+    tasks: dict[str, set[str]] = defaultdict(set)
+    for key, entry in stored_index().items():
+        for name, protocol in entry.protocols.items():
+            for word in (key, name, name.partition("@")[0], *protocol.suites):
+                tasks[word].add(key)
+    return dict(tasks)
+
+
 def refuse_unknown(suite: str) -> None:
     """ValueError for a word of `--suite` that is the name of no suite, task or protocol.
 
@@ -100,9 +111,7 @@ def refuse_unknown(suite: str) -> None:
     tasks = [extension for kind in KINDS for extension in extensions(kind).values()]
     if not all(map(is_stored, tasks)):
         return
-    index = stored_index()
-    names = {*suites_of(index.values()), *index, *(name for entry in index.values() for name in entry.protocols)}
-    words = names | {name.partition("@")[0] for name in names}
+    words = tasks_by_word()
     for word in filter(None, map(str.strip, suite.split(","))):
         if word not in words:
             raise UserError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
-from bench.run.index import is_stored, stored_index
+from bench.run.index import is_stored, tasks_by_word
 from engine.errors import UserError, in_one_line
 from engine.extensions import Extension, extensions, import_extension, refused_plugins
 from engine.printing import did_you_mean
@@ -74,7 +74,9 @@ def catalogue(kinds: Sequence[str] = KINDS, suite: str = "") -> Catalogue:
     suites: dict[str, tuple[str, ...]] = {}
     broken = {extension: reason for kind in kinds for extension, reason in refused_plugins(kind).items()}
     files = [extension for kind in kinds for extension in extensions(kind).values()]
-    if keys := _named_files([word.strip() for word in suite.split(",") if word.strip()]):
+    tasks, words = tasks_by_word(), [word.strip() for word in suite.split(",") if word.strip()]
+    if words and all(word in tasks for word in words):
+        keys = set().union(*(tasks[word] for word in words))
         files = [extension for extension in files if extension.key in keys or not is_stored(extension)]
     for extension in sorted(files, key=lambda extension: bool(extension.plugin)):  # ours first: they keep their names
         try:
@@ -89,16 +91,6 @@ def catalogue(kinds: Sequence[str] = KINDS, suite: str = "") -> Catalogue:
             suites[name] = suites.get(name, ()) + tuple(members)
     ordered = dict(sorted(protocols.items(), key=lambda item: item[1].task.COST))
     return Catalogue(protocols=ordered, suites=suites, broken=broken)
-
-
-def _named_files(words: Sequence[str]) -> set[str]:
-    """Keys of the task files with what `words` name by the index; none if it lacks one of them."""
-    files: dict[str, set[str]] = {}
-    for key, entry in stored_index().items():
-        for name, protocol in entry.protocols.items():
-            for word in (key, name, name.partition("@")[0], *protocol.suites):
-                files.setdefault(word, set()).add(key)
-    return set().union(*(files[word] for word in words)) if all(word in files for word in words) else set()
 
 
 def _protocols(extension: Extension, module: ModuleType) -> dict[str, ChosenProtocol]:

@@ -92,15 +92,6 @@ def test_a_dry_run_shows_only_settings_of_the_chosen_optimiser(pretrain):
     assert "    momentum = 0.9\n" in out and "betas = " not in out
 
 
-def test_a_dry_run_needs_no_images(bench, refused, tmp_path):
-    words = ("pretrain", "mae", "--recipe", "smoke", "--images", f"imagenet:{tmp_path / 'none'}", "--out", tmp_path)
-    code, out, _ = bench(*words, "--dry-run")
-    assert code == 0 and "    mask_ratio = 0.75\n" in out and "  method    " in out
-    assert f"  images    {tmp_path / 'none'} does not exist: neither images nor updates can be counted\n" in out
-    assert "  updates   2 epochs, 64 images in each update\n" in out
-    refused(*words)
-
-
 def test_a_folder_of_other_files_is_refused(refused_pretrain, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/notes.txt").touch()
