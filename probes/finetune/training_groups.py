@@ -26,9 +26,8 @@ from imagesets.augmentation import draw_mix, mix_batch, random_transform, smooth
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
 from imagesets.transforms import Photo
+from probes.features.extract import MAX_LOADERS
 from probes.finetune.settings import FinetuneSettings
-
-MAX_LOADERS = 8  # loader processes for a GPU; a core decodes and augments 150 to 190 ImageNet files per second
 
 
 def training_transform(
@@ -136,16 +135,12 @@ class MixedGroups:
         return MixedGroup(batch, targets, {self.image_set.path(index): why for index, why in unreadable.items()})
 
 
-def loader_processes(space: Workspace) -> int:
-    """Number of loader processes: `space.workers`, or else some for a GPU and none for a CPU, which needs its cores."""
-    if space.workers is not None:
-        return space.workers
-    return min(MAX_LOADERS, own_cores()) if torch.device(space.device).type == "cuda" else 0
-
-
 def mixed_groups(groups: MixedGroups, space: Workspace) -> Iterator[MixedGroup]:
     """The groups in order, loaded ahead of their use. Raises UnreadableImage unless `space.skip_bad`."""
-    for group in read_ahead(groups, loader_processes(space), space.device, ahead=2):
+    workers = space.workers
+    if workers is None:  # a core augments 150 to 190 ImageNet files a second; a CPU needs its cores for the training
+        workers = min(MAX_LOADERS, own_cores()) if torch.device(space.device).type == "cuda" else 0
+    for group in read_ahead(groups, workers, space.device, ahead=2):
         if group.unreadable and not space.skip_bad:
             raise UnreadableImage(*next(iter(group.unreadable.items())))
         yield group

@@ -9,12 +9,11 @@ from sklearn.metrics import balanced_accuracy_score
 from toy_exports import one_block_export
 
 from bench.run.outcomes import checked, metric_records
-from bench.statistics.paired import compare_resamples
 from checkpoints.export import ViTExport
 from engine import tasks
-from engine.tasks import Metric, OpenedSets, Workspace
+from engine.tasks import OpenedSets, Workspace
 from imagesets.sets import ImageSet, open_set
-from probes.scores import class_mean, class_means, with_class_means
+from probes.scores import class_mean, class_means
 from probes.tasks.finetune import PROTOCOLS as FINETUNE
 from probes.tasks.knn import Knn
 from probes.tasks.linear import Linear
@@ -108,14 +107,3 @@ def test_a_penalty_is_chosen_by_the_metric_of_the_set(export, tmp_path):
         chosen[reports] = fit["lambda"]
         assert fit["lambda"] == next(lam for lam, value in scores.items() if value == max(scores.values()))
     assert chosen["top1"] != chosen["mean per class"]
-
-
-def test_two_checkpoints_are_compared_on_the_same_resamples():
-    val, random = uneven("val"), np.random.RandomState(3)
-    mostly_right, mostly_wrong = ((random.rand(len(val)) < rate).astype(float) for rate in (0.9, 0.4))
-    better, worse = (
-        with_class_means({"top1": Metric(value=100 * right.mean(), per_image=right)}, val)["per_class"]
-        for right in (mostly_right, mostly_wrong)
-    )
-    test = compare_resamples((better.value, worse.value), (better.resampled, worse.resampled), len(val))
-    assert test.p < 0.01 and test.low > 0

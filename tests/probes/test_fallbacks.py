@@ -13,7 +13,6 @@ from checkpoints.spec import Preparation
 from checkpoints.vit import ViT
 from probes.features.extract import transform_of
 from probes.features.fallbacks import supported_readout
-from probes.features.kinds import FeatureKind
 from probes.tasks.knn import Knn
 from probes.tasks.linear import Linear
 from probes.tasks.lowshot import LowShot
@@ -92,15 +91,6 @@ def test_fallback_features_are_requested_for_the_shared_pass(headless, data, tmp
     (kinds,) = task.shares(headless, space).features.values()
     assert {kind.pool for kind in kinds} == {"avg"}
     assert task.shares(headless, space).features.keys() == {transform_of(headless, space, task).name}
-
-
-@pytest.mark.parametrize("task", [KNN, LOWSHOT, LINEAR])
-def test_a_network_that_has_the_readout_needs_no_fallback(data, tmp_path, task):
-    export = export_of_size(16)
-    outcome = task.run(export, workspace(tmp_path, data))
-    assert "read_instead" not in outcome.facts
-    (kinds,) = task.shares(export, workspace(tmp_path, data)).features.values()
-    assert FeatureKind("cls", -1, getattr(task, "norm", True)) in kinds
 
 
 def test_fewer_blocks_are_read_from_a_shallow_network(data, tmp_path):

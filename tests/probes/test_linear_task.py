@@ -66,13 +66,6 @@ def test_the_chosen_head_is_reported(export, tmp_path):
             assert (100 if metric.unit == "%" else 1) * metric.per_image.mean() == pytest.approx(metric.value)
 
 
-def test_a_head_of_a_sweep_equals_the_head_trained_alone(export, tmp_path):
-    space = workspace(tmp_path, "digits:", limit=300)
-    grid = replace(SMALL, readouts=("avg",)).run(export, space).facts["grid"]
-    alone = replace(SMALL, readouts=("avg",), lrs=SMALL.lrs[:1]).run(export, space).facts["grid"]
-    assert alone == grid[:1]
-
-
 def test_readouts_concatenate_their_features(export, tmp_path):
     space = workspace(tmp_path, "digits:", limit=20)
     kinds = kinds_of("cls2+avg", norm=True)

@@ -89,18 +89,6 @@ def test_predictions_and_losses_equal_softmax_regression(monkeypatch):
     np.testing.assert_allclose(nll, -np.log(probabilities[np.arange(5), labels]), rtol=1e-5)
 
 
-def test_both_solvers_agree_on_digits(export, tmp_path):
-    space = workspace(tmp_path, "digits:", limit=600)
-    task = LowShot(shots=(5,), fractions=(0.1,), lambdas=(0.0025,))
-    ours, papers = (replace(task, solver=solver).run(export, space) for solver in ("lbfgs", "cyanure"))
-    for fit, expected in zip(ours.facts["fits"], papers.facts["fits"], strict=True):
-        assert fit["objective"] == pytest.approx(expected["objective"], rel=1e-3)
-        assert expected["gap"] <= 1e-3 and fit["gap"] <= 1e-6
-        assert fit["fingerprint"] == expected["fingerprint"]
-    for name in ("top1_5shot", "top1_10percent"):
-        assert ours.numbers[name] == pytest.approx(papers.numbers[name], abs=1.0)
-
-
 def test_subsets_are_nested_balanced_and_differ_between_splits_and_seeds():
     train = open_set("digits:", "train")
     subsets = {
