@@ -141,14 +141,14 @@ TIMM_KEYS = ("mean", "std", "interpolation", "crop_pct")
 
 @dataclass(frozen=True, kw_only=True)
 class CardSubject:
-    """The model that a card describes. config: the export's config.json; None if there is no export."""
+    """The export that a card describes. config: its config.json."""
 
     used: CheckpointUsed
-    config: Mapping[str, Any] | None = None
+    config: Mapping[str, Any]
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return self.config["vit_export"] if self.config else {}
+        return self.config["vit_export"]
 
     def licence(self, publication: Publication) -> str:
         """Licence of the weights; "" if unknown. ValueError if the user and the source of the weights disagree."""
@@ -183,11 +183,9 @@ def subject_of(folder: Path, out: Path | None = None) -> CardSubject:
         raise UserError("checkpoint", f"the folder of a pretraining; name its export, {folder / EXPORT}", folder)
     if not is_export(folder):
         places = [path for path in (out / "exports").glob(f"{folder.name}-*") if is_export(path)] if out else []
-        text = (
-            f"name its folder, {' or '.join(map(str, sorted(places)))}"
-            if places
-            else ("bench import makes one from a checkpoint, and bench run keeps those that it imported in OUT/exports")
-        )
+        text = "bench import makes one from a checkpoint, and bench run keeps those that it imported in OUT/exports"
+        if places:
+            text = f"name its folder, {' or '.join(map(str, sorted(places)))}"
         raise UserError("checkpoint", f"not the folder of an export; {text}", folder)
     try:
         export = ViTExport.load(folder)
@@ -252,7 +250,7 @@ def card_of(subject: CardSubject, results: Iterable[Result], publication: Public
         provenance=_table(("fact", "value"), _training(subject)),
         reference=f"hf-hub:{publication.model_id}" if publication.model_id else "local-dir:.",
         is_on_hub=bool(publication.model_id),
-        has_class_attention=bool(subject.config and ViTSpec(**facts["spec"]).class_attention),
+        has_class_attention=bool(ViTSpec(**facts["spec"]).class_attention),
         numbers=_table(("images", "protocol", "version", "metric", "value"), rows),
         notes=notes,
         has_intervals=any(number.cell.interval for number in numbers),
@@ -277,18 +275,16 @@ def _template() -> Template:
 
 def _model(subject: CardSubject) -> Iterator[tuple[str, object]]:
     """Facts about the network and how images are prepared for it."""
-    used = subject.used
+    used, spec, cfg = subject.used, ViTSpec(**subject.facts["spec"]), subject.config["pretrained_cfg"]
     yield "architecture", used.architecture
     yield "parameters", f"{used.parameters:,}"
-    if subject.config:
-        spec, cfg = ViTSpec(**subject.facts["spec"]), subject.config["pretrained_cfg"]
-        yield "timm's class of networks, sizes changed where they differ", spec.architecture
-        yield "image, patch", f"{spec.size_text}, patches of {spec.patch_size} px"
-        yield "representation", {"cls": "class token", "avg": "mean of the patches"}[spec.pool]
-        yield "mean, std", f"{cfg['mean']}, {cfg['std']}"
-        yield "preparation", f"{cfg['interpolation']}, centre crop {cfg['crop_pct']}"
-        if used.table_size:
-            yield "images of its published evaluation", f"{pixels_text(used.image_size)} px"
+    yield "timm's class of networks, sizes changed where they differ", spec.architecture
+    yield "image, patch", f"{spec.size_text}, patches of {spec.patch_size} px"
+    yield "representation", {"cls": "class token", "avg": "mean of the patches"}[spec.pool]
+    yield "mean, std", f"{cfg['mean']}, {cfg['std']}"
+    yield "preparation", f"{cfg['interpolation']}, centre crop {cfg['crop_pct']}"
+    if used.table_size:
+        yield "images of its published evaluation", f"{pixels_text(used.image_size)} px"
     yield "digest", used.digest
 
 
@@ -302,7 +298,7 @@ def _training(subject: CardSubject) -> Iterator[tuple[str, object]]:
     yield "epochs", epochs_of(facts)
     yield "cost", used.training_cost.text or TrainingCost.of(facts).text
     yield "recipe's source" if facts.get("recipe") else "code", facts.get("official_code")
-    yield "file", facts.get("source_file") if subject.config else used.source
+    yield "file", facts.get("source_file")
     yield "SHA-256 of the file", facts.get("source_sha256")
     yield "imported by", " ".join(str(facts[key]) for key in ("importer", "importer_version") if facts.get(key))
     yield "plugin", used.plugin

@@ -142,7 +142,7 @@ def cards_of(leaderboard) -> list[tuple[CardSubject, list]]:
     by_checkpoint: dict = {}
     for stored in leaderboard.results:
         by_checkpoint.setdefault(stored.result.checkpoint, []).append(stored.result)
-    return [(CardSubject(used=used), results) for used, results in by_checkpoint.items()]
+    return [(CardSubject(used=used, config={}), results) for used, results in by_checkpoint.items()]
 
 
 def test_hostile_text_in_results_does_not_break_cards(export):
