@@ -161,11 +161,6 @@ def test_settings_that_timm_reads_are_verified(key, refused, exports, tmp_path):
     refused("inspect", folder, named=f"{key} is {TIMM_SETTINGS[key]}, not  | import it again")
 
 
-@pytest.mark.parametrize(("key", "value"), [("pretrained_cfg.license", "MIT"), ("pretrained_cfg.tag", "a"), ("hub", 1)])
-def test_settings_that_only_describe_are_not_verified(key, value, output_of, exports, tmp_path):
-    output_of("inspect", with_timm_setting(exports[0], tmp_path / "changed", key, value))
-
-
 @pytest.mark.parametrize("key", ["model_args", "pretrained_cfg"])
 def test_a_config_without_the_settings_of_timm_is_no_export(key, refused, exports, tmp_path):
     refused("inspect", with_timm_setting(exports[0], tmp_path / "changed", key, None), named="is not a ViT-export")
@@ -224,28 +219,6 @@ def test_an_unknown_scheme_is_refused_with_all_schemes(refused, exports, tmp_pat
         err = refused(*words, named="did you mean 'ade20k:/data'?")
         for scheme in ("images:PATH", "ade20k:ROOT", "cityscapes:ROOT", "coco:ROOT", "tiny-ade20k:", "tiny-coco:"):
             assert f" {scheme}" in err
-
-
-def test_an_export_below_a_file_is_refused_before_the_import(refused, dino_file, tmp_path):
-    (tmp_path / "file").write_text("")
-    out = tmp_path / "file" / "export"
-    refused("import", dino_file, "--out", out, "--heads", "3", named=f"--out: Not a directory: {out};")
-
-
-@pytest.mark.parametrize("content", [b"5", b"[]", b"\xff\xfe", b"{"])
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("inspect", "{folder}"),
-        ("import", "{folder}", "--out", "{out}"),
-        ("run", "--checkpoint", "{folder}", "--suite", "knn", "--data", "tiny=tiny:", "--out", "{out}"),
-    ],
-)
-def test_a_config_that_is_no_json_object_is_refused(content, command, refused, tmp_path):
-    folder, out = tmp_path / "odd", tmp_path / "out"
-    folder.mkdir()
-    (folder / "config.json").write_bytes(content)
-    refused(*(word.format(folder=folder, out=out) for word in command), named=str(folder))
 
 
 def test_problems_of_one_kind_are_one_line_and_at_most_20_kinds_are_listed(bench, monkeypatch):

@@ -1,14 +1,12 @@
 """Plugins: extensions of other packages replace none of ours, break nothing, and are named in what they produced."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
 from small_exports import make_foreign
 from toy_packages import TOYS, install
 
-from bench.pretraining.recipes import check_method_file
 from bench.run.suites import catalogue
 from checkpoints.resolve import load
 from engine.extensions import (
@@ -20,7 +18,6 @@ from engine.extensions import (
     load_extensions,
     refused_plugins,
 )
-from pretrain.method import Method
 
 LAYOUT = '''"""Files of one more layout: a plain ViT under `other.`."""
 from checkpoints.importing import Conversion, plain_vit
@@ -181,12 +178,6 @@ def test_branches_are_recognised_by_the_name_in_FIRST_of_their_importer(plugins,
         load(f"renamed:{path}")
 
 
-def test_results_on_an_export_name_no_importer_plugin(plugins, bench, exports, tmp_path):
-    bench("run", "--checkpoint", exports[0], "--suite", "toy@one", "--data", "tiny=tiny:", "--out", tmp_path)
-    (result,) = (json.loads(path.read_text()) for path in (tmp_path / "results").rglob("*.json"))
-    assert result["checkpoint"]["plugin"] == "" and result["protocol"]["plugin"] == "others 2.1"
-
-
 def test_results_on_a_network_trained_by_a_plugin_name_the_plugin(plugins, bench, tmp_path):
     words = ("--recipe", "smoke", "--images", "tiny:", "--set", "epochs=1", "schedule.warmup=0")
     assert bench("pretrain", "mine", *words, "--out", tmp_path / "run")[0] == 0
@@ -224,16 +215,6 @@ def test_a_built_in_extension_that_fails_is_named_with_file_and_line(tmp_path, m
     for load_it in (lambda: load_extension("importers", "failing"), lambda: load_extensions("importers")):
         with pytest.raises(ValueError, match=r"importer 'failing': .* 'nowhere' .*\(failing_importer\.py, line 3\)"):
             load_it()
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [(dict(METHOD=torch.nn.Module), "METHOD is .*torch.*Module"), (dict(RECIPES={"smoke": {}}), r"RECIPES\['smoke'\]")],
-)
-def test_a_method_file_with_wrong_types_is_refused(changes, named):
-    module = SimpleNamespace(**{"METHOD": Method, "RECIPES": {}, **changes})
-    with pytest.raises(ValueError, match=f"method 'mine': its {named}"):
-        check_method_file("mine", module)
 
 
 @pytest.mark.parametrize(

@@ -86,22 +86,10 @@ def test_a_dry_run_prints_the_whole_plan_and_writes_nothing(pretrain, tmp_path):
     assert out.endswith("nothing was trained or written (--dry-run)\n")
 
 
-def test_a_dry_run_shows_only_settings_of_the_chosen_optimiser(pretrain):
-    assert "momentum = " not in pretrain("--dry-run")[1].replace("teacher_momentum", "")
-    out = pretrain("--dry-run", "--set", "optimizer=lars")[1]
-    assert "    momentum = 0.9\n" in out and "betas = " not in out
-
-
 def test_a_folder_of_other_files_is_refused(refused_pretrain, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/notes.txt").touch()
     refused_pretrain(named="holds other files")
-
-
-def test_a_dry_run_describes_the_tokenizer(bench, tmp_path):
-    words = ("--recipe", "smoke", "--images", "tiny:", "--out", tmp_path / "run", "--dry-run")
-    code, out, _ = bench("pretrain", "beit", *words)
-    assert code == 0 and "\n  tokenizer k-means of 64 codes " in out
 
 
 MULTISTEP = ("schedule=Multistep", "schedule.start=0")

@@ -406,56 +406,11 @@ def test_results_from_before_and_after_overwriting_are_two_columns(bench, pictur
     assert any(name.startswith("x-") and "/knn@dino:top1_k10" in name for name in columns)
 
 
-def test_tiff_pages_and_duplicates_of_training_images_are_warned_about(pictures, out, tmp_path):
-    plain_colours(tmp_path / "images", 0)
-    pages = [Image.new("RGB", (8, 8), (value, 90, 7)) for value in (1, 2)]
-    pages[0].save(tmp_path / "images/val/a/stack.tif", save_all=True, append_images=pages[1:])
-    for number in (0, 2):  # of train
-        source = next((tmp_path / "images/train").rglob(f"{number}.bmp"))
-        Image.open(source).save(tmp_path / "images/val" / source.parent.name / f"twin{number}.png")
-    code, _, errors = pictures("--suite", "knn@dino")
-    result = read_result(result_paths(out)[0])
-    assert code == 0 and "x: TIFF files of several pages among 15 images of val: 1, with 2 pages in all" in errors
-    assert "with 2 pages in all" in result.data.warnings[0]
-    (duplicates,) = (warning for warning in result.facts["warnings"] if "training images, too" in warning)
-    assert duplicates.startswith("2 validation images") and "twin0.png" in duplicates and "0.bmp" in duplicates
-    text = (out / "leaderboard.md").read_text()
-    assert "training images, too" in text and "TIFF files of several pages" in text
-
-
 def drawn(folder, names):
     """Small pictures, PNG, with these names."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate(names):
         Image.fromarray(np.random.RandomState(number).randint(0, 255, (16, 16, 3)).astype(np.uint8)).save(folder / name)
-
-
-def test_a_changed_ground_truth_is_noticed(bench, exports, out, tmp_path):
-    drawn(tmp_path / "set/jpg", [f"{name}.png" for name in ("d0", "d1", "d2", "q0")])
-    path, number = tmp_path / "set/gnd_x.json", "map_medium"
-
-    def write(easy):
-        truth = {"imlist": ["d0", "d1", "d2"], "qimlist": ["q0"], "gnd": [{"easy": [easy], "hard": [], "junk": []}]}
-        path.write_text(json.dumps(truth))
-
-    def run(export, *words):
-        data = f"r=revisited:{tmp_path / 'set'}"
-        suite = ("--suite", "retrieval@dino_oxford", "--data", data)
-        return bench("run", "--checkpoint", export, *suite, "--out", out, *words)
-
-    numbers = []
-    for easy in range(3):
-        write(easy)
-        code, _, err = run(exports[0])
-        assert code == (2 if easy else 0)
-        if easy:
-            assert "ground truth" in err and "--rerun" in err
-            assert run(exports[0], "--rerun")[0] == 0
-        assert "1 skipped" in run(exports[0])[1]
-        numbers.append(read_result(result_paths(out)[0]).numbers[number])
-    assert len(set(numbers)) == 3
-    path.rename(tmp_path / "set/gnd_renamed.json")
-    assert "1 skipped" in run(exports[0])[1]
 
 
 def test_images_that_a_protocol_also_reads_belong_to_its_result(bench, exports, out, tmp_path):

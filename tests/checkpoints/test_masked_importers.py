@@ -1,4 +1,4 @@
-"""Files of CAE, MaskFeat, CAN and their families in other official layouts and sizes, and refusals."""
+"""Files of CAE, MaskFeat, CAN and their families in other official layouts, and refusals."""
 
 import re
 from dataclasses import replace

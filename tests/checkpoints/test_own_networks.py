@@ -88,13 +88,6 @@ def test_the_digest_depends_on_weights_buffers_preparation_and_code(nets):
     assert len(digests) == 5
 
 
-def test_facts_name_the_code(nets):
-    nets()
-    facts = load_own("maps").facts
-    assert facts["method"] == "module" and facts["plugin"] == ""
-    assert facts["source"].startswith("module:toynets:maps (toynets.py ")
-
-
 def changed_network(line: str) -> str:
     """Code of a function `other` that changes the network before it returns it."""
     return f"def other():\n    network = Patches()\n    {line}\n    return network\n"

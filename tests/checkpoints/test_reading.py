@@ -1,4 +1,4 @@
-"""Checkpoint files of every official container are read with the right tensor names and facts."""
+"""Checkpoint files of every kind of container are read with the right tensor names and facts."""
 
 import argparse
 import json
@@ -72,45 +72,10 @@ OFFICIAL = {
             "optimizer.param_groups.0.lr": 0.5,
         },
     ),
-    "ibot": (
-        {
-            "teacher": trunk("module.backbone."),
-            "ibot_loss": {"center": torch.zeros(1, 8), "center2": torch.zeros(1, 1, 8)},
-            "args": ARGUMENTS,
-        },
-        names("teacher.backbone.") | {"ibot_loss.center", "ibot_loss.center2"},
-        {"args.patch_size": 16},
-    ),
     "msn": (
         {"target_encoder": trunk("module."), "prototypes": torch.ones(3, 4), "loss": 1.5, "batch_size": 64},
         names("target_encoder.") | {"prototypes"},
         {"loss": 1.5, "batch_size": 64},
-    ),
-    "mocov3": (
-        {"epoch": 300, "arch": "vit_small", "state_dict": trunk("module.base_encoder.")},
-        names("state_dict.base_encoder."),
-        {"epoch": 300, "arch": "vit_small"},
-    ),
-    "extrema": (
-        {"arch": "vit_base", "state_dict": trunk("module.momentum_encoder."), "scaler": {"_growth_tracker": 3}},
-        names("state_dict.momentum_encoder."),
-        {"scaler._growth_tracker": 3},
-    ),
-    "moca": (
-        {"model": trunk("encoder_teacher."), "args": ARGUMENTS, "scaler": {"scale": 1.0}},
-        names("model.encoder_teacher."),
-        {"args.lr": 5e-4},
-    ),
-    "moca_extracted": ({"model": trunk()}, names("model."), {}),
-    "lut": (
-        {"model": trunk(), "model_ema": trunk("ema."), "args": ARGUMENTS},
-        names("model.") | names("model_ema.ema."),
-        {"args.arch": "vit_small"},
-    ),
-    "data2vec": (
-        {"model": trunk(), "model_ema": trunk(), "epoch": 7},
-        names("model.") | names("model_ema."),
-        {"epoch": 7},
     ),
     "deepspeed": (
         {

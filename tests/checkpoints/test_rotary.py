@@ -114,13 +114,6 @@ def test_the_command_line_takes_height_and_width():
             parsed(["inspect", "x", "--image-size", wrong])
 
 
-def test_the_side_of_a_size_that_is_not_square_is_refused():
-    spec = replace(PLAIN, image_size=(24, 40))
-    with pytest.raises(ValueError, match=r"for images of 24 x 40 px .* image_size=40"):
-        _ = spec.side
-    assert replace(spec, image_size=[32, 32]) == PLAIN
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -125,13 +125,6 @@ def test_a_frozen_network_stays_in_evaluation_mode_without_gradients():
     assert not backbone(images_of(32, 32))[0].requires_grad
 
 
-def test_initialising_a_model_keeps_pretrained_weights():
-    backbone = backbone_of("plain")
-    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
-    backbone.init_weights()
-    assert all(torch.equal(before[name], tensor) for name, tensor in backbone.state_dict().items())
-
-
 @pytest.mark.parametrize(("patch", "side"), [(4, 16), (8, 8), (14, 8), (16, 8), (32, 4)])
 def test_pyramid_has_strides_4_to_32_for_every_patch_size(patch, side):
     """Patches of 14 count as 16."""

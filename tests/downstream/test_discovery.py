@@ -106,11 +106,6 @@ def test_raw_pixels_and_images_of_another_size_are_refused(tmp_path):
     assert np.isnan(result.arrays["boxes"][2]).all() and len(result.facts["val"]["skipped"]) == 1
 
 
-def test_the_box_of_a_single_patch_is_the_image():
-    for task in (LOST, TOKENCUT):
-        assert task.find_box(torch.ones(1, 1, 4), 8, (7, 5)).tolist() == [0, 0, 5, 7]
-
-
 def test_non_finite_features_are_named(tmp_path):
     export = export_of()
     export.tensors["blocks.2.attn.qkv.weight"].fill_(float("nan"))

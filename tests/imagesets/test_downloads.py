@@ -1,4 +1,4 @@
-"""`bench data get` fetches every set from a local server that offers tiny archives in the official layout."""
+"""`bench data get` fetches sets from a local server that offers tiny archives in the official layout."""
 
 import gzip
 import hashlib

@@ -45,18 +45,6 @@ def test_tiny_is_solved_by_its_mean_colour():
     assert (train.labels[nearest] == val.labels).mean() > 0.9
 
 
-def test_labels_cannot_be_written():
-    with pytest.raises(ValueError, match="read-only"):
-        open_set("tiny:", "val").labels[0] = 3
-
-
-def test_an_index_out_of_range_is_an_error():
-    image_set = open_set("tiny:", "val")
-    for index in (-1, len(image_set)):
-        with pytest.raises(IndexError):
-            image_set.path(index)
-
-
 def test_a_pickled_set_has_the_same_images(tree, tmp_path):
     image_set = open_set(f"folder:{tree(tmp_path, *NAMES)}", "train")
     copy = pickle.loads(pickle.dumps(image_set))
@@ -101,11 +89,6 @@ def test_fingerprint_depends_on_every_pixel_in_memory():
     pixels = image_set.images.pixels.copy()
     pixels[7, 3, 4, 1] ^= 1
     assert replace(image_set, images=replace(image_set.images, pixels=pixels)).fingerprint != image_set.fingerprint
-
-
-def test_a_title_does_not_mention_the_subset():
-    assert open_set("digits:", "val").limited(5).title == "digits val"
-    assert open_set("digits:?val=0.5", "train").title == "digits:?val=0.5 train"
 
 
 def test_subset_keeps_order_classes_and_names(tree, tmp_path):

@@ -35,12 +35,6 @@ def test_few_shot_is_balanced_nested_and_seeded(digits, per_class):
     assert members(chosen) < members(few_shot(digits, per_class + 1, seed=3))
 
 
-def test_few_shot_labels_stay_with_their_images(digits):
-    label_of = {digits.path(index): digits.labels[index] for index in range(len(digits))}
-    chosen = few_shot(digits, 5, seed=0)
-    assert all(label_of[chosen.path(index)] == chosen.labels[index] for index in range(len(chosen)))
-
-
 def test_more_shots_than_a_class_has_images_are_refused(digits):
     with pytest.raises(ValueError, match=r"class '8' has 124; ask for 124 or fewer"):
         few_shot(digits, 125, seed=0)

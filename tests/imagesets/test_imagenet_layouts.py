@@ -91,14 +91,6 @@ def test_devkit_labels_go_by_the_number_in_the_file_name(flat):
     assert any("1 of the 6 images" in note for note in val.notes)
 
 
-def test_kaggles_csv_and_the_devkit_give_the_same_set(flat, tmp_path):
-    write_solution(flat / SOLUTION)
-    by_solution = val_of(flat)[1].fingerprint
-    (flat / SOLUTION).unlink()
-    write_devkit(flat)
-    assert val_of(flat)[1].fingerprint == by_solution
-
-
 def test_a_refusal_without_labels_names_the_files_to_add(flat):
     assert SOLUTION in imagenet_refusal(flat) and "ILSVRC2012_devkit_t12" in imagenet_refusal(flat)
     assert len(open_set(f"imagenet:{flat}", "train")) == 6

@@ -1,4 +1,4 @@
-"""Images with a table of labels, sets without a val split, and common names of folders and columns.
+"""Images with a table of labels, sets without a val split, and columns that options name.
 
 Such a set equals its class folders, or is refused with the option to write."""
 

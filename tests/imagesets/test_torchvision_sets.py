@@ -86,13 +86,6 @@ def test_drawn_splits_are_complete_disjoint_and_fixed(tmp_path, monkeypatch):
         assert val[-1] == last_of_val[name]
 
 
-@pytest.mark.parametrize("name", ["SUN397", "Places365"])
-def test_a_relative_folder_is_accepted(name, tmp_path, monkeypatch):
-    write(name, tmp_path, monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    assert open_set(f"torchvision:{name}:.", "train").fingerprint == open_splits(name, tmp_path)["train"].fingerprint
-
-
 def test_wrong_names_and_missing_files_are_refused(tmp_path, monkeypatch):
     assert "'cifar10'; did you mean 'CIFAR10'? there are: CIFAR10, CIFAR100," in set_refusal(
         "torchvision:cifar10:/data"

@@ -1,4 +1,4 @@
-"""CAPI beyond its recorded steps: positions of registers, masks, two processes, resuming."""
+"""CAPI beyond its recorded steps: positions of registers, masks, two processes."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""DINO beyond its recorded steps: the loss by its formula, options, views, exports."""
+"""DINO beyond its recorded steps: stochastic depth, views, exports."""
 
 from dataclasses import replace
 

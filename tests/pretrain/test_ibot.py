@@ -1,4 +1,4 @@
-"""iBOT beyond its recorded steps: equality with DINO without masks, weights of losses, other heads, views, exports."""
+"""iBOT beyond its recorded steps: equality with DINO without masks, weights of losses, other heads, views."""
 
 from dataclasses import replace
 

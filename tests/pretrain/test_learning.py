@@ -9,7 +9,7 @@ from small_trainings import digits, trainer
 from written import lines_of
 
 from pretrain.loop.exporting import exports_in
-from pretrain.loop.learning import pictures_of, spread_and_rank
+from pretrain.loop.learning import spread_and_rank
 from pretrain.parts.losses import assignment_baseline, byol_loss, direction_baseline, patch_baseline
 from pretrain.schedules import WarmupCosine
 
@@ -102,14 +102,6 @@ def test_spread_and_rank_of_known_distributions():
     line = torch.linspace(-1, 1, 9).unsqueeze(1) * torch.randn(16)
     assert spread_and_rank(line + 3.0 * torch.ones(16))[1] == pytest.approx(1.0)
     assert spread_and_rank(torch.zeros(4, 3)) == (0.0, 1.0)
-
-
-def test_the_first_view_of_the_encoders_size_is_assessed():
-    crops = torch.arange(2.0).view(2, 1, 1, 1, 1).expand(2, 3, 3, 8, 8)
-    views = {"noise": torch.zeros(2, 3, 8), "local": torch.zeros(2, 5, 3, 4, 4), "global": crops}
-    assert torch.equal(pictures_of(views, 8), crops[:, 0])
-    assert torch.equal(pictures_of({"image": crops[:, 1]}, 8), crops[:, 1])
-    assert pictures_of({"noise": torch.zeros(2, 3, 8)}, 8) is None
 
 
 @pytest.mark.parametrize("loss", ["l1", "l2", "smooth_l1"])

@@ -1,4 +1,4 @@
-"""MaskFeat beyond its recorded steps: precision of the targets, initial weights, published rates."""
+"""MaskFeat beyond its recorded steps: precision of the targets, initial weights."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""MOCA beyond its recorded steps: options, kinds of words and targets, views and initial state."""
+"""MOCA beyond its recorded steps: options, kinds of words and targets, initial state."""
 
 import math
 from dataclasses import replace
@@ -9,10 +9,9 @@ from small_trainings import forward_pass
 from torch.nn import functional as F
 
 import pretrain.methods.moca as module
-from imagesets.sets import open_set
 from pretrain.loop.trainer import build
 from pretrain.method import TrainProgress
-from pretrain.methods.moca import METHOD, RECIPES, Codebook, Settings, farthest
+from pretrain.methods.moca import RECIPES, Codebook, Settings, farthest
 from pretrain.parts.masking import MaskRounds, normalised, patchify
 
 SMOKE = RECIPES["smoke"]
@@ -86,13 +85,6 @@ def test_the_farthest_directions_are_chosen():
     assert farthest(candidates, torch.tensor([[1.0, 0.0]]), 2).tolist() == [2, 3]
 
 
-def test_assignments_are_pooled_without_the_border():
-    shares = torch.rand(2, 3, 25, 8, dtype=torch.float64)
-    inner = shares.reshape(2, 3, 5, 5, 8)[:, :, 1:4, 1:4].mean(dim=(2, 3))
-    assert torch.allclose(codebook().pooled(shares), inner)
-    assert torch.allclose(codebook(border=0).pooled(shares), shares.mean(dim=2))
-
-
 def test_losses_of_two_decoders_are_added():
     both, parts = moca(early_layers=(1, 0)), []
     inputs = views(both)
@@ -153,23 +145,3 @@ def test_the_initial_state_follows_the_official_code():
     assert ours.generator.layers[3].bias.eq(0).all()
     bound = math.sqrt(6 / (64 + 128))
     assert 0.9 * bound < ours.generator.layers[0].weight.abs().max() <= bound
-
-
-def test_views_have_the_sizes_and_blurs_of_the_settings():
-    ours = METHOD(RECIPES["32px"].spec, replace(RECIPES["32px"].settings, blur=(1.0, 0.1)))
-    maker = ours.views()
-    image_views = maker(open_set("digits:", "train").image(0))
-    assert {name: tuple(value.shape) for name, value in image_views.items()} == {
-        "first": (3, 32, 32),
-        "second": (3, 32, 32),
-        "noise": (1, 2, 64),
-        "choices": (3,),
-    }
-    assert not torch.equal(image_views["first"], image_views["second"])
-    assert [maker.makers[name].steps[-1].blur for name in ("first", "second")] == [1.0, 0.1]
-
-
-def test_exports_are_the_teacher_and_then_the_student():
-    encoders = moca().encoders()
-    assert list(encoders) == ["teacher", "student"] and encoders["teacher"].vit.spec.pool == "avg"
-    assert not any(p.requires_grad for p in encoders["teacher"].vit.parameters())

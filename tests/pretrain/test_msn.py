@@ -1,4 +1,4 @@
-"""MSN beyond its recorded steps: dropped patches, weights of the losses, views, exports, published rates."""
+"""MSN beyond its recorded steps: dropped patches, weights of the losses, views, exports."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""NEPA beyond its recorded steps: causal attention, layer scale, positions, averaged weights, exports."""
+"""NEPA beyond its recorded steps: causal attention, layer scale, positions, averaged weights."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Recipes and their schedules: impossible values are refused by name; values of published recipes."""
+"""Recipes and their schedules: impossible values are refused by name."""
 
 from dataclasses import replace
 

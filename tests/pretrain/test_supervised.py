@@ -1,4 +1,4 @@
-"""Supervised training: labels of images and of the loss, DeiT's settings, refused image sets."""
+"""Supervised training: labels of images and of the loss, repeated augmentation, refused image sets."""
 
 from dataclasses import replace
 from pathlib import Path

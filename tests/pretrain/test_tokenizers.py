@@ -20,7 +20,6 @@ from engine.seeding import AUGMENT, seeded
 from pretrain.methods.beit import METHOD, Settings
 from pretrain.parts.masking import normalised, patchify
 from pretrain.parts.tokenizers import (
-    MODULES,
     SIDE,
     PatchCodebook,
     k_means,
@@ -110,10 +109,6 @@ def test_dalle_is_read_from_every_kind_of_file_with_the_recorded_outputs(kind, t
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
 
 
-def test_only_names_of_dalle_and_torch_layers_are_allowed():
-    assert all(name.startswith(("dall_e.", "torch.nn.modules.")) for name in MODULES)
-
-
 def test_files_without_dalles_encoder_are_refused(tmp_path):
     save_file({name: tensor for name, tensor in WEIGHTS.items() if "group_2" not in name}, tmp_path / "less")
     save_file({"weight": torch.zeros(2)}, tmp_path / "other")
@@ -134,15 +129,6 @@ def test_a_method_predicts_the_codes_of_its_tokenizer(tmp_path):
     method = METHOD(SPEC, Settings(tokenizer=str(path), **MASK))
     assert method.lm_head.out_features == CONFIG["vocab"] and method.fitted_on == 0
     assert method.facts() == {"tokenizer": method.tokenizer.label}
-
-
-def test_nearest_centres_follow_their_definition():
-    torch.manual_seed(0)
-    points, centres = torch.randn(50, 3).double(), torch.randn(7, 3).double()
-    distances = torch.cdist(points, centres)
-    ids, squared = nearest(points, centres)
-    assert torch.equal(ids, distances.argmin(1))
-    torch.testing.assert_close(squared, distances.amin(1).square())
 
 
 def test_k_means_ends_with_cluster_means_and_no_empty_cluster():

@@ -99,12 +99,6 @@ def test_the_check_of_the_set_allows_originals_in_both_splits(copydays):
     assert report.ok and not report.in_both_splits
 
 
-def test_database_and_copies_have_the_same_classes(copydays):
-    database, copies = (open_set(f"copydays:{copydays}", split) for split in ("train", "val"))
-    assert database.classes == copies.classes == ("2000", "2010", "2020", "distractors")
-    assert np.bincount(database.labels).tolist() == [1, 1, 1, 30] and np.bincount(copies.labels).tolist() == [4, 4, 3]
-
-
 def test_a_copy_without_original_and_other_image_sets_are_refused(copydays, tmp_path):
     save(make_picture(1), copydays / "strong/299900.jpg")
     assert "strong/299900.jpg" in refusal(open_set, f"copydays:{copydays}", "val")

@@ -11,7 +11,6 @@ from checkpoints.export import ViTExport
 from checkpoints.resolve import load, load_frozen
 from checkpoints.spec import Preparation
 from checkpoints.vit import ViT
-from probes.features.extract import transform_of
 from probes.features.fallbacks import supported_readout
 from probes.tasks.knn import Knn
 from probes.tasks.linear import Linear
@@ -83,14 +82,6 @@ def test_without_a_class_token_the_mean_patch_is_read_with_a_warning(headless, d
     assert "read_instead" not in by_hand.facts
     *warnings, warning = outcome.facts["warnings"]
     assert warnings == by_hand.facts.get("warnings", []) and f"avg was read for {next(iter(read))}" in warning
-
-
-@pytest.mark.parametrize("task", [KNN, LOWSHOT, LINEAR])
-def test_fallback_features_are_requested_for_the_shared_pass(headless, data, tmp_path, task):
-    space = workspace(tmp_path, data)
-    (kinds,) = task.shares(headless, space).features.values()
-    assert {kind.pool for kind in kinds} == {"avg"}
-    assert task.shares(headless, space).features.keys() == {transform_of(headless, space, task).name}
 
 
 def test_fewer_blocks_are_read_from_a_shallow_network(data, tmp_path):

@@ -1,4 +1,4 @@
-"""Rows of a mapped file that are read on demand, from no more pages than they occupy."""
+"""Rows of a mapped file that are read on demand equal those of a copy."""
 
 import numpy as np
 import pytest

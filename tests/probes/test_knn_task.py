@@ -7,7 +7,7 @@ import pytest
 from toy_exports import coloured_folder, workspace
 
 from imagesets.decoding import UnreadableImage
-from probes.tasks.knn import Knn, vote
+from probes.tasks.knn import Knn
 from probes.tasks.linear import Linear
 
 SMALL = Knn(k=(1, 5), temperature=(0.07,), pool="avg")
@@ -87,11 +87,6 @@ def test_skipped_images_are_recorded_and_the_others_keep_their_rows(export, tmp_
     correct = outcome.metrics["top1_k1"].per_image
     assert np.flatnonzero(np.isnan(correct)).tolist() == [5] and len(correct) == 24
     assert outcome.numbers["top1_k1"] == 100.0
-
-
-def test_a_process_without_queries_has_no_votes():
-    hits = vote(np.empty((0, 5), np.float32), np.empty((0, 5), np.int64), np.empty(0, np.int64), (1, 5), (0.07,))
-    assert {key: value.top1.shape for key, value in hits.items()} == {(1, 0.07): (0,), (5, 0.07): (0,)}
 
 
 @pytest.mark.parametrize("task", [SMALL, Linear(augment=False, epochs=1)], ids=["knn", "linear"])

@@ -16,10 +16,9 @@ from imagesets.sets import open_set
 from probes.features.extract import extract, transform_of
 from probes.lowshot import blocks, fitting
 from probes.lowshot.blocks import PreparedRows, prepare_rows
-from probes.lowshot.shots import PUBLISHED_LISTS, Subset, draw_share, draw_subsets, rows_of_images, subset_indices
+from probes.lowshot.shots import PUBLISHED_LISTS, draw_share, draw_subsets
 from probes.tasks import lowshot
 from probes.tasks.finetune import Finetune
-from probes.tasks.knn import Knn
 from probes.tasks.lowshot import PROTOCOLS, LowShot
 
 SMALL = LowShot(shots=(1, 2), fractions=(0.5,), lambdas=(0.0025,))
@@ -101,19 +100,6 @@ def test_subsets_are_nested_balanced_and_differ_between_splits_and_seeds():
     drawn = [frozenset(paths(subsets["5shot", split])) for split in range(3)]
     drawn += [frozenset(paths(subset.images)) for subset in draw_subsets(train, (5,), (), 3, seed=1)]
     assert len(set(drawn)) == 6
-
-
-def test_rows_of_a_subset_are_found_among_any_extracted_images():
-    train = open_set("digits:", "train")
-    subsets = [*draw_subsets(train, (2, 5), (0.02,), 3, seed=0), Subset(name="100percent", split=0, images=train)]
-    indices = subset_indices(train, subsets)
-    assert [paths(train.subset(chosen, "")) for chosen in indices] == [paths(subset.images) for subset in subsets]
-    union = np.unique(np.concatenate(indices[:-1]))
-    assert len(union) < sum(map(len, indices[:-1]))
-    for extracted in (np.arange(1, len(train)), union[1:]):  # the first image was unreadable
-        for chosen in indices[:-1]:
-            rows = rows_of_images(chosen, extracted)
-            assert extracted[rows].tolist() == [image for image in chosen if image in extracted]
 
 
 def test_large_sets_are_extracted_partially_with_the_same_numbers(export, tmp_path, monkeypatch):
@@ -228,13 +214,6 @@ def test_a_class_with_too_few_or_no_images_is_named(export, tmp_path):
         SMALL.run(export, workspace(tmp_path, url, skip_bad=True))
     with pytest.raises(ValueError, match="only one class"):
         SMALL.run(export, workspace(tmp_path, write_set(tmp_path / "one", classes=1)))
-
-
-def test_the_bench_protocol_shares_the_transform_of_knn(export, tmp_path):
-    space = workspace(tmp_path, "digits:")
-    tasks = (PROTOCOLS["lowshot@bench"].task, Knn(), PROTOCOLS["lowshot@moca"].task)
-    ours, knns, mocas = (transform_of(export, space, task) for task in tasks)
-    assert ours == knns != mocas
 
 
 def test_published_lists_are_found_beside_the_images(export, tmp_path):

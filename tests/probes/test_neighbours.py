@@ -195,12 +195,3 @@ def test_equal_scores_rank_by_class_and_absent_classes_never_count():
     assert hits.top5.tolist() == [True, True, False]
     predicted, confidence = predict_classes(similarities, neighbour_labels, 0.07)
     assert predicted.tolist() == [3, 3, 3] and confidence.tolist() == [0.5, 0.5, 0.5]
-
-
-@pytest.mark.parametrize("temperature", [1e-4, 1e4])
-def test_extreme_temperatures_neither_overflow_nor_vanish(temperature):
-    similarities = np.array([[1.0, 0.9, 0.8, -1.0]], np.float32)
-    hits = vote(similarities, np.array([[0, 1, 1, 2]]), np.array([0]), (1, 4), (temperature,))
-    assert hits[1, temperature].top1.all()
-    assert hits[4, temperature].top1.all() == (temperature < 1)
-    assert vote(similarities, np.array([[0, 1, 1, 2]]), np.array([2]), (4,), (temperature,))[4, temperature].top5.all()
