@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import floor, log10
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from zipfile import BadZipFile
 
 import msgspec
@@ -23,9 +23,6 @@ from engine.errors import option
 from engine.files import digest, open_regular, read_json, write_atomic
 from engine.tasks import Workspace
 from imagesets.sets import contents_differ
-
-if TYPE_CHECKING:
-    pass
 
 # Field of TrainingCost -> its unit in texts.
 COST_UNITS = {

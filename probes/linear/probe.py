@@ -219,12 +219,6 @@ class SweepTask(Task):
 FEW_STEPS = 100  # of an optimiser, with which a head is far from its optimum (ours)
 
 
-def few_steps_warning(steps: int) -> list[str]:
-    """What to take for a small image set, if a training has few steps; else nothing."""
-    text = f"{steps} optimiser steps are too few for a head trained from scratch: logreg@dinov2 fits one to its optimum"
-    return [text] if steps < FEW_STEPS else []
-
-
 def train_together(
     tasks: Sequence[SweepTask], export: FrozenExport, space: Workspace
 ) -> Iterator[tuple[int, Outcome | Exception]]:
@@ -441,7 +435,12 @@ class Probe:
         features = self.train_features
         if constant := [kind.name for kind in self.task.kinds if are_equal(features[kind])]:
             warnings.append(f"the features {', '.join(constant)} are the same for all images: nothing can be learnt")
-        return warnings + few_steps_warning(plan.steps_per_epoch * self.task.epochs)
+        if (steps := plan.steps_per_epoch * self.task.epochs) < FEW_STEPS:
+            warnings.append(
+                f"{steps} optimiser steps are too few for a head trained from scratch: logreg@dinov2 fits one to its "
+                "optimum"
+            )
+        return warnings
 
     def hits(self, sweep: Sweep) -> dict[str, Hits]:
         """Metric -> hits of its head on the validation images; in every process."""
