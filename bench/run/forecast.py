@@ -173,7 +173,7 @@ def show_jobs(preparation: Preparation) -> list[Forecast]:
 
 
 def dry_run(options: EvaluationOptions) -> int:
-    """Prepare a run and print what it would do. Returns 1 if a checkpoint or a task would fail."""
+    """Prepare a run and print what it would do. Returns 1 if a task would fail."""
     with start_world(ready_device(options.device, options.compiled)) as world:
         preparation = prepare(options, world, dry_run=True)
         return world.on_rank0(lambda: _show(preparation))
@@ -182,11 +182,10 @@ def dry_run(options: EvaluationOptions) -> int:
 def _show(preparation: Preparation) -> int:
     say(*preparation.left_out)
     forecasts = show_jobs(preparation)
-    say(*(f"cannot be used: {reason}" for reason in preparation.unavailable))
     failing = sum(bool(forecast.job.problem) for forecast in forecasts)
     would_fail = f", of which {failing} would fail" if failing else ""
     say(f"{len(forecasts)} to do{would_fail}; nothing was run or written (--dry-run)")
-    return 1 if failing or preparation.unavailable else 0
+    return 1 if failing else 0
 
 
 def plan(options: EvaluationOptions, assumed: Machine | None = None) -> list[Forecast]:

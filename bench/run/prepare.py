@@ -87,7 +87,6 @@ class Preparation:
     protocols: Sequence[ChosenProtocol]  # for which there are images
     jobs: Sequence[tuple[LoadedCheckpoint, Sequence[Job]]]  # of each checkpoint: cheap ones first, failed ones last
     left_out: Sequence[str]  # what is not evaluated and why, a line for each reason
-    unavailable: Sequence[str]  # in a dry run: a line for each checkpoint that cannot be loaded
     exports: dict[tuple[str, str], FrozenExport]  # those that this process has loaded, by `CheckpointUsed.key`
 
 
@@ -130,17 +129,16 @@ def prepare(
     val_alone = any(not chosen.task.NEEDS_TRAIN for chosen in protocols)
     data = [*known, *(_open_all(options, space, val_alone) if options.data or not known else ())]
     exports: dict[tuple[str, str], FrozenExport] = {}
-    checkpoints, unavailable = world.on_rank0(lambda: _load_checkpoints(options, exports, dry_run))
+    checkpoints = world.on_rank0(lambda: _load_checkpoints(options, exports, dry_run))
     protocols, jobs, left_out = world.on_rank0(
         lambda: plan_jobs(options.out, space, checkpoints, data, protocols, options.seeds)
     )
-    unavailable += world.on_rank0(lambda: _check_activations(jobs, exports, dry_run))
+    world.on_rank0(lambda: _check_activations(jobs, exports))
     return Preparation(
         space=space,
         protocols=protocols,
         jobs=jobs,
         left_out=left_out,
-        unavailable=unavailable,
         exports=exports,
     )
 
@@ -166,52 +164,30 @@ def _open_all(options: EvaluationOptions, space: Workspace, val_alone: bool) -> 
 
 def _load_checkpoints(
     options: EvaluationOptions, exports: dict[tuple[str, str], FrozenExport], dry_run: bool
-) -> tuple[list[LoadedCheckpoint], list[str]]:
-    """Load and verify all checkpoints, and put their exports into `exports`.
-
-    Returns the checkpoints and, in a dry run, a line for each that cannot be loaded; otherwise this is a ValueError.
-    """
+) -> list[LoadedCheckpoint]:
+    """Load and verify all checkpoints, and put their exports into `exports`. ValueError if one cannot be loaded."""
     if not dry_run:
         check_writable(options.out)  # rather than after the first task has run for hours
         if options.keep_heads:
             check_writable(options.keep_heads, "keep_heads")
     imports = ImportOptions(statistics=options.statistics)
-    checkpoints, unavailable = {}, []
+    checkpoints = {}
     for reference, name in dict.fromkeys(with_names(options.checkpoint, options.name)):
-        try:
-            checkpoint, export = load_checkpoint(
-                reference, name, options.out, save=not dry_run, options=imports, image_size=options.image_size
-            )
-            checkpoints[checkpoint.used.key] = checkpoint
-            exports[checkpoint.used.key] = export
-        except (ValueError, RuntimeError, MemoryError) as error:
-            if not dry_run:
-                raise
-            prefix = "" if isinstance(error, ValueError) else f"{option('checkpoint', reference)}: "
-            unavailable.append(prefix + in_one_line(error))
-    return list(checkpoints.values()), unavailable
+        checkpoint, export = load_checkpoint(
+            reference, name, options.out, save=not dry_run, options=imports, image_size=options.image_size
+        )
+        checkpoints[checkpoint.used.key] = checkpoint
+        exports[checkpoint.used.key] = export
+    return list(checkpoints.values())
 
 
 def _check_activations(
-    plans: Sequence[tuple[LoadedCheckpoint, Sequence[Job]]],
-    exports: Mapping[tuple[str, str], FrozenExport],
-    dry_run: bool,
-) -> list[str]:
-    """Check the activations of checkpoints that have something to do: building a network takes seconds.
-
-    Returns, in a dry run, a line for each that differs; otherwise this is a ValueError.
-    """
-    problems = []
+    plans: Sequence[tuple[LoadedCheckpoint, Sequence[Job]]], exports: Mapping[tuple[str, str], FrozenExport]
+) -> None:
+    """ValueError for a checkpoint whose activations differ. Of those with something to do: building takes seconds."""
     for checkpoint, jobs in plans:
-        if all(job.state == "done" for job in jobs):
-            continue
-        try:
+        if any(job.state != "done" for job in jobs):
             check_activations(checkpoint, exports[checkpoint.used.key])
-        except ValueError as error:
-            if not dry_run:
-                raise
-            problems.append(str(error))
-    return problems
 
 
 def plan_jobs(
