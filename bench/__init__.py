@@ -36,13 +36,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Look up `bench.__version__` and `bench.Leaderboard` when they are first used."""
+    """Look up `bench.__version__` when it is first used."""
     if name == "__version__":
         from importlib.metadata import version
 
         return version("ssl-vit-bench")
-    if name == "Leaderboard":
-        from bench.reports.leaderboard import Leaderboard
-
-        return Leaderboard
     raise AttributeError(f"module 'bench' has no attribute {name!r}")

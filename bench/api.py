@@ -662,7 +662,6 @@ def pretrain(
     from bench.options import PretrainOptions
     from bench.pretraining.run import run_pretraining
     from bench.run.checkpoints import load_export
-    from engine.training.interruptions import STOPPED, Stopped
 
     training = PretrainOptions(
         **vars(options or Options()),
@@ -683,9 +682,7 @@ def pretrain(
         health_data=health_data,
     )
     with heard_by(progress):
-        code = run_pretraining(training)
-    if code == STOPPED:
-        raise Stopped(f"stopped by a signal, state saved in {out}; to continue, call it again with resume=True")
+        run_pretraining(training)
     return load_export(str(out))[1]
 
 

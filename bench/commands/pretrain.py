@@ -23,7 +23,7 @@ Options = PretrainOptions
 
 
 def run(options: Options) -> int:
-    """0: finished; 75: stopped by a signal, after saving."""
+    """0: finished. Raises Stopped (exit code 75) if a signal stopped it, after saving."""
     from engine.extensions import extensions, load_extension
 
     if options.method not in extensions("methods"):
@@ -37,4 +37,5 @@ def run(options: Options) -> int:
         return launch(replace(cluster, resume=True), pretraining_task)
     from bench.pretraining.run import run_pretraining
 
-    return run_pretraining(options)
+    run_pretraining(options)
+    return 0

@@ -34,7 +34,7 @@ from engine.optional import require
 from engine.printing import millions, say
 from engine.settings import setting_text
 from engine.tasks import OpenedSets, Outcome, Task, Workspace
-from engine.training.interruptions import STOPPED
+from engine.training.interruptions import Stopped
 from imagesets.sets import ImageSet, open_set, splits_of
 from imagesets.stored import StoredImages
 from pretrain.loop.initial_weights import initial_weights
@@ -181,8 +181,8 @@ def trainer_run(options: PretrainOptions, device: str, precision: Precision, wor
     )
 
 
-def run_pretraining(options: PretrainOptions) -> int:
-    """Pretrain, and return the exit code: 0 finished, STOPPED by a signal. ValueError for invalid options."""
+def run_pretraining(options: PretrainOptions) -> None:
+    """Pretrain. ValueError for invalid options. Raises Stopped if a signal stopped it, with its state saved."""
     device = ready_device(options.device, options.compiled)
     precision = training_precision(options.precision or "auto", device)
     with start_world(device) as world:
@@ -192,11 +192,21 @@ def run_pretraining(options: PretrainOptions) -> int:
         if options.dry_run:
             if world.is_rank0:
                 say(*training_lines(chosen, trainer, settings=True))
-            return 0
+            return
         ending = trainer.train(begun=lambda: say(*training_lines(chosen, trainer, settings=False)))
+        run, progress = trainer.run, trainer.progress()
         if world.is_rank0:
-            _say_ending(ending == "finished", trainer)
-        return 0 if ending == "finished" else STOPPED
+            warnings = trainer.learning.warnings.values()
+            say(*(f"warning: epoch {progress.epoch}: {warning}" for warning in warnings), errors=True)
+        if ending != "finished":
+            again = spelled("run the same command again with --resume", "call it again with resume=True")
+            raise Stopped(
+                f"stopped by a signal after update {progress.step} of {progress.steps}, state saved in "
+                f"{run.out / 'states'}; `bench import {shlex.quote(str(run.out))} --out DIR` writes its encoder; to "
+                f"continue, {again}"
+            )
+        if world.is_rank0:
+            _say_ending(trainer)
 
 
 def check_request(options: PretrainOptions) -> None:
@@ -364,26 +374,16 @@ def _epochs(count: int) -> str:
     return "epoch" if count == 1 else f"{count} epochs"
 
 
-def _say_ending(finished: bool, trainer: Trainer) -> None:
-    """Print warnings of the last epoch, how to resume or to evaluate, and what the training cost."""
-    run, progress = trainer.run, trainer.progress()
-    for warning in trainer.learning.warnings.values():
-        say(f"warning: epoch {progress.epoch}: {warning}", errors=True)
-    if not finished:
-        say(
-            f"stopped by a signal after update {progress.step} of {progress.steps}, state saved in "
-            f"{run.out / 'states'}; `bench import {shlex.quote(str(run.out))} --out DIR` writes its encoder; to "
-            "continue, run the same command again with --resume",
-            errors=True,
-        )
-        return
+def _say_ending(trainer: Trainer) -> None:
+    """Print what a finished training cost, and how to evaluate its encoder."""
+    run = trainer.run
     if trainer.unreadable:
         say(f"{len(trainer.unreadable)} unreadable images were replaced by their neighbours")
     spent = TrainingCost.of({"cost": cost_of(run.out, trainer.identity())})
     say(f"it took {spent.text}")
     labelled = run.monitor.space.data if isinstance(run.monitor, OnlineKnn) else trainer.images.url
     export = run.out / "export"
-    say(f"finished after {progress.steps} updates; the encoder is in {shlex.quote(str(export))}")
+    say(f"finished after {trainer.progress().steps} updates; the encoder is in {shlex.quote(str(export))}")
     say(evaluation_command(export, labelled))
 
 

@@ -252,13 +252,14 @@ def test_an_error_of_a_task_is_raised_and_recorded(exports, tmp_path, monkeypatc
 
 
 def test_a_stopped_training_says_how_to_resume(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr("bench.pretraining.run.run_pretraining", lambda options: calls.append(options) or 75)
+    trained = []
+    monkeypatch.setattr(
+        "pretrain.loop.trainer.Trainer.train", lambda trainer, **_: trained.append(trainer) or "stopped"
+    )
     with pytest.raises(Stopped, match="call it again with resume=True"):
-        api.pretrain("mae", "smoke", "digits:", tmp_path, settings={"epochs": 3, "crop": (0.5, 1.0)}, knn_every=2)
-    (options,) = calls
-    assert options.set == ("epochs=3", "crop=0.5,1.0")
-    assert (options.knn_every, options.images) == (2, "digits:")
+        api.pretrain("mae", "smoke", "digits:", tmp_path, settings={"epochs": 3, "crop_scale": (0.5, 1.0)}, knn_every=2)
+    (trainer,) = trained
+    assert (trainer.recipe.epochs, trainer.run.monitor_every) == (3, 2)
 
 
 def test_import_loads_nothing_heavy():
