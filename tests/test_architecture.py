@@ -20,10 +20,15 @@ FILES = sorted(path for package in LEVEL for path in (ROOT / package).rglob("*.p
 
 
 @cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path: Path) -> set[str]:
     """Dotted names of the modules that a file imports, anywhere in it, and of what it takes from them."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):  # modules by their full names: ruff's TID252
@@ -161,7 +166,7 @@ def reads(node: ast.AST, function: str = "-") -> set[str]:
 
 def test_files_from_outside_are_read_by_engine_files():
     product = [path for path in FILES if path.relative_to(ROOT).parts[0] != "tools"]  # tools read this repository
-    found = {f"{path.relative_to(ROOT)} {read}" for path in product for read in reads(ast.parse(path.read_text()))}
+    found = {f"{path.relative_to(ROOT)} {read}" for path in product for read in reads(tree(path))}
     assert sorted(found - READS.keys()) == [], "read it by engine/files.py, or say in READS why not"
     assert sorted(READS.keys() - found) == [], "no longer there: remove it from READS"
 

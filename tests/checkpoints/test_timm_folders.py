@@ -74,10 +74,8 @@ def test_features_survive_timm_to_export_to_timm(key, tmp_path):
         assert (features.cls - expected[:, 0]).abs().max() < 1e-6
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "architecture", ["vit_small_patch16_224", pytest.param("beit_base_patch16_224", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive  # the other tests of this file compare small networks of the same architectures
+@pytest.mark.parametrize("architecture", ["vit_small_patch16_224", "beit_base_patch16_224"])
 def test_full_size_models_agree_to_1e_6(architecture, tmp_path):
     torch.manual_seed(0)
     model = timm.create_model(architecture, num_classes=0).eval()

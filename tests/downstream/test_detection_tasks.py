@@ -128,7 +128,8 @@ def test_training_learns_to_detect_objects(tmp_path):
     assert numbers["box_AP50"] > 10 and numbers["mask_AP50"] > 10
 
 
-@pytest.mark.parametrize("name", ["relative", pytest.param("class attention", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive  # a segmentation trains in bfloat16 by default; test_backbone.py has all networks
+@pytest.mark.parametrize("name", ["relative", "class attention"])
 def test_other_architectures_train_in_bfloat16(name, tmp_path):
     task = replace(MASKRCNN, epochs=1, milestones=(), augment="crops", crop_short=(48,), crop=(24, 40))
     outcome = task.run(export_of(SPECS[name]), workspace(tmp_path, "tiny-coco:", precision="bfloat16", limit=4))
