@@ -254,7 +254,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (("pcs",), "--kind pcs | 'pca'"),
+            (("pcs",), "pcs | 'pca'"),
             (("pca", "--set", "layers=1"), "no setting 'layers'; did you mean 'layer'?"),
             (("attention", "--set", "at=0.5"), "give x,y of each patch"),
             (("attention", "--set", "heads=7"), "tiny: heads=7: there is no head 7, they are numbered 0 to 2"),
