@@ -5,7 +5,7 @@ from pathlib import Path
 from small_exports import make_export
 
 from bench.reports.record import check_record, stored_results
-from bench.reports.site import site_page
+from bench.reports.site import site_page, starts_of
 from tools import real
 from tools.board import companion_file
 
@@ -20,9 +20,10 @@ def test_readme_quotes_the_record():
     assert {entry.result.status for entry in stored_results(root / "records/real")} == {"ok"}
 
 
-def test_its_page_has_raw_pixels_beside_networks_at_a_chosen_size():
-    page = site_page(Path(__file__).parents[1] / "records/real")
-    assert "cifar10/knn@dino[limit=2500 98px]" in page
+def test_its_page_has_raw_pixels_beside_networks_at_a_chosen_size_and_gains_over_initial_weights():
+    record = Path(__file__).parents[1] / "records/real"
+    assert "cifar10/knn@dino[limit=2500 98px]" in site_page(record)
+    assert starts_of(record) == {"vits14": "vits14-start"}
 
 
 def test_a_record_is_made_resumed_and_names_what_is_missing(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ so the same command resumes after a kill, and its page names what is missing.
 """
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -264,6 +265,15 @@ def page(folder: Path) -> str:
     )
 
 
+def write(out: Path, record: Path) -> None:
+    """Write the record of the results in `out`, its page, and which network the gains on the site's page are over."""
+    write_record(out, record)
+    network = network_of(measured(record))
+    starts = json.dumps({"starts": {network: f"{network}{START}"}}, indent=1)
+    companion_file(record, "json").write_text(f"{starts}\n")
+    companion_file(record, "md").write_text(page(record))
+
+
 @on_command_line()
 def main() -> None:
     """Evaluate what is missing and write the record; or print the table of a record."""
@@ -282,8 +292,7 @@ def main() -> None:
         parser.error("CHECKPOINT, SETS and --out are needed")
     run(arguments.checkpoint, arguments.sets, arguments.out, arguments.only)
     if arguments.record:
-        write_record(arguments.out, arguments.record)
-        companion_file(arguments.record, "md").write_text(page(arguments.record))
+        write(arguments.out, arguments.record)
 
 
 if __name__ == "__main__":
