@@ -74,7 +74,10 @@ DETECTION = {  # images of half their height and width, small heads, four passes
     **{"maskrcnn_coco.channels": 128, "maskrcnn_coco.box_convs": 1, "maskrcnn_coco.regions": 64},
     "maskrcnn_coco.proposals": (300, 300),
 }
-DEPTH = {"depth_linear.steps": 100, "depth_linear.warmup": 30, "depth_linear.batch": 4, "depth_linear.lr": 0.001}
+DEPTH = {  # crops of half the height and width, 200 steps
+    **{"depth_linear.steps": 200, "depth_linear.warmup": 40, "depth_linear.loss_warmup": 20, "depth_linear.batch": 4},
+    **{"depth_linear.crop_size": (208, 272), "depth_linear.lr": 0.01},
+}
 JOBS: Sequence[Job] = (  # in the order in which they run: the most evidence for a minute first
     Job(images="flowers17", protocols=ONE_PASS, minutes=3),
     Job(images="flowers17", protocols=["logreg@dinov2"], minutes=4, networks=(RAW, NETWORK)),
