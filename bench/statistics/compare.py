@@ -8,16 +8,18 @@ are only tested on request.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from bench.results.record import Result, interval_decimals, number_text, sizes_note, suffix
 from bench.results.store import comparable_results
 from bench.statistics.intervals import LEVEL
 from bench.statistics.matching import Match, label_of, match_results, results_by_label
-from bench.statistics.paired import PairedTest, holm
+from bench.statistics.paired import PairedTest, holm, paired_t
 from bench.statistics.significance import PairedTestCache, paired_tests
 from engine.errors import UserError, option
 from engine.printing import counted, did_you_mean, table, text_of
@@ -27,6 +29,20 @@ COLUMNS = (
     *("p", "p Holm", "effect", "better"),
 )
 MAX_CONCLUSIONS = 8  # up to this many main comparisons are also stated in sentences
+
+SEED_COLUMNS = ("seeds_low", "seeds_high", "seeds_p_holm")  # added if a test over seeds is possible
+
+
+FEWEST_SEEDS = 3  # for a test over seeds
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedTest:
+    """The paired t test over seeds, each with the same draws for both: would another training give the same order?"""
+
+    low: float  # ends of the 95 % interval of the mean difference, in the metric's unit
+    high: float
+    p: float  # two-sided, corrected for all such tests of the call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +58,7 @@ class Comparison:
     seeds: tuple[int, ...]  # seeds that both have, averaged per image
     paired: PairedTest  # the test over validation images and its numbers
     p_holm: float  # p of the test, corrected for all comparisons of the call
+    over_seeds: SeedTest | None = None  # the test over training seeds, if both have three or more
     sizes: str = ""  # the sizes of the images, if each checkpoint has its own
 
 
@@ -65,7 +82,8 @@ def to_text(comparisons: Comparisons) -> str:
         tables.setdefault(comparison_title(comparison), []).append(comparison)
     for title, rows in tables.items():
         sizes = [f"  {row.sizes}" for row in rows if row.sizes]
-        lines += [title, *_table(rows), *dict.fromkeys(sizes), ""]
+        seeds = [_seeds_line(row) for row in rows if row.over_seeds]
+        lines += [title, *_table(rows), *seeds, *dict.fromkeys(sizes), ""]
     count = len(comparisons.found)
     mains: dict[tuple[str, str, str], Comparison] = {}  # first metric of each pair and protocol
     for comparison in comparisons.found:
@@ -102,6 +120,17 @@ def conclusion(comparison: Comparison, over: int) -> str:
         is_first, word = test.difference > 0, "higher"
     order = (comparison.first, comparison.second) if is_first else (comparison.second, comparison.first)
     return f"{order[0]} is {word} than {order[1]} {where} by {numbers}, {certainty}"
+
+
+def _seeds_line(comparison: Comparison) -> str:
+    """The test over training seeds, below the table of the tests over validation images."""
+    test, difference, unit = comparison.over_seeds, comparison.paired.difference, comparison.unit
+    assert test
+    digits = interval_decimals(difference, unit) + (unit == "%")
+    numbers = f"{difference:+.{digits}f}{suffix(unit)} {interval_text(test.low, test.high, digits)}"
+    pair = f"{comparison.metric}, {comparison.first} - {comparison.second}"
+    seeds = f"over {len(comparison.seeds)} training seeds in place of validation images (paired t)"
+    return f"  {pair}: {numbers}, {p_text(test.p, with_sign=True)} after Holm, {seeds}"
 
 
 def better(comparison: Comparison) -> Literal["first", "second", ""]:
@@ -147,7 +176,9 @@ def _record(comparison: Comparison) -> dict[str, object]:
     test = asdict(comparison.paired)
     accuracies = {"accuracy_first": test.pop("first"), "accuracy_second": test.pop("second")}
     keys = {name: getattr(comparison, name) for name in ("first", "second", "group", "metric", "seeds")}
-    return {**keys, **accuracies, **test, "p_holm": comparison.p_holm, "better": better(comparison)}
+    record = {**keys, **accuracies, **test, "p_holm": comparison.p_holm, "better": better(comparison)}
+    over_seeds = comparison.over_seeds
+    return record | (dict(zip(SEED_COLUMNS, astuple(over_seeds), strict=True)) if over_seeds else {})
 
 
 def _table(rows: Sequence[Comparison]) -> list[str]:
@@ -208,6 +239,13 @@ def compare(
         left_out += [f"{first} and {second}: {reason}" for reason in reasons]
     cache.save({stored.identity for stored in results})
     corrected = holm([comparison.paired.p for comparison in comparisons])
+    corrected_over_seeds = iter(holm([test.p for comparison in comparisons if (test := comparison.over_seeds)]))
+    comparisons = [
+        replace(comparison, over_seeds=replace(test, p=next(corrected_over_seeds)))
+        if (test := comparison.over_seeds)
+        else comparison
+        for comparison in comparisons
+    ]
     return Comparisons(
         found=tuple(replace(comparison, p_holm=p) for comparison, p in zip(comparisons, corrected, strict=True)),
         left_out=tuple(left_out),
@@ -250,12 +288,23 @@ def compare_match(
                 seeds=tuple(stored.result.seed for stored in match.first),
                 paired=test,
                 p_holm=test.p,
+                over_seeds=_seed_test(match, name),
                 sizes=sizes_note(dict(zip(labels, (first, second), strict=True))),
             )
         )
         if metric is None:
             break
     return comparisons, reasons
+
+
+def _seed_test(match: Match, metric: str) -> SeedTest | None:
+    """The uncorrected test over seeds; None for fewer than three, or if all have the same difference."""
+    first, second = (np.array([stored.result.metrics[metric].value for stored in side]) for side in match.sides)
+    differences = first - second
+    if len(differences) < FEWEST_SEEDS or np.ptp(differences) == 0:
+        return None
+    (low, high), p = paired_t(differences)
+    return SeedTest(low=float(low), high=float(high), p=p)
 
 
 def _selects(options: Mapping[str, str | None], result: Result) -> bool:

@@ -6,11 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from made_results import made_result, save_result
+from scipy.stats import ttest_1samp
 
 from bench.reports.leaderboard import write_leaderboard
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed
 from bench.results.store import read_results
 from bench.statistics.compare import Comparison, Comparisons, to_text
+from bench.statistics.compare import compare as compared
 from bench.statistics.matching import Match, paired_test
 from bench.statistics.paired import compare_images
 from engine.files import digest
@@ -51,6 +53,25 @@ def test_one_sentence_has_the_difference_its_interval_and_p(compare, tmp_path):
     assert 11 < low < 12.5 and 17.5 < high < 19
     assert end.endswith("p < 0.0001 after Holm over 1")
     assert "400 images; McNemar, exact; effect: Cohen's g" in text
+
+
+def test_three_seeds_are_tested_over_seeds_as_well(compare, tmp_path):
+    """Per image the networks differ in 8 to 12 of 400 images; Student's t over three seeds by SciPy."""
+    gains = [8, 12, 10]
+    for seed, gain in enumerate(gains):
+        save(tmp_path, "low", 200, seed=seed)
+        save(tmp_path, "high", 200 + gain, seed=seed)
+    (comparison,) = compared(tmp_path, ["high", "low"]).found
+    expected = ttest_1samp(np.array(gains) / 4, 0)
+    assert comparison.over_seeds.p == pytest.approx(expected.pvalue)
+    ends = expected.confidence_interval(0.95)
+    assert (comparison.over_seeds.low, comparison.over_seeds.high) == pytest.approx((ends.low, ends.high))
+    text = compare("high", "low")
+    assert "over 3 training seeds in place of validation images" in text and "+2.50 [1.26, 3.74], p = 0.0131" in text
+    assert compared(tmp_path, ["high", "low"], protocol="knn").found[0].paired.difference == pytest.approx(2.5)
+    for path in tmp_path.rglob("*-seed2.json"):
+        path.unlink()
+    assert compared(tmp_path, ["high", "low"]).found[0].over_seeds is None
 
 
 def test_results_without_a_significant_difference_cannot_be_told_apart(compare, tmp_path):
