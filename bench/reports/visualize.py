@@ -218,14 +218,14 @@ class Viewer:
         return with_progress(self.request.images if images is None else images, self.name, "images")
 
     @torch.inference_mode()
-    def features(self, image: Image.Image, layer: int) -> Features:
-        """The features of an image after a block and the final norm."""
+    def features(self, image: Image.Image, layer: int, norm: bool = True) -> Features:
+        """The features of an image after a block. norm: apply the final norm to them."""
         with errors_naming(self.name):
-            return self.backbone.views(self.tensor(image), [(layer, True)])[layer, True]
+            return self.backbone.views(self.tensor(image), [(layer, norm)])[layer, norm]
 
-    def patches(self, image: Image.Image, layer: int) -> np.ndarray:
-        """The image's patch tokens after a block and the final norm, (h, w, D) float32."""
-        return self.features(image, layer).patches[0].cpu().numpy()
+    def patches(self, image: Image.Image, layer: int, norm: bool = True) -> np.ndarray:
+        """The image's patch tokens after a block, (h, w, D) float32. norm: apply the final norm to them."""
+        return self.features(image, layer, norm).patches[0].cpu().numpy()
 
     def class_token(self, image: Image.Image, layer: int) -> np.ndarray:
         """The image's class token after a block and the final norm, (1, 1, D) float32. ValueError if it has none."""

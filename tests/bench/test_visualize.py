@@ -11,6 +11,7 @@ from PIL import Image
 
 from bench.reports.kinds import KINDS
 from bench.reports.kinds.attention import Attention
+from bench.reports.kinds.norms import Norms
 from bench.reports.kinds.pca import Pca, at_border, in_lab, is_foreground, principal_components
 from bench.reports.kinds.predictions import PROTOCOLS as PREDICTIONS
 from bench.reports.kinds.predictions import DepthDrawer
@@ -170,6 +171,28 @@ class TestPca:
         values = np.random.default_rng(0).uniform(size=(500, 3))
         grey = in_lab(values) @ [0.2126, 0.7152, 0.0722]
         assert np.corrcoef(values[:, 0], grey)[0, 1] > 0.95
+
+
+class TestNorms:
+    def test_patches_above_the_cutoff_are_counted(self, tiny, tmp_path):
+        """Norms are those before the final norm layer; a cutoff between the two largest leaves one of 16 patches."""
+        for name, seed in (("a", 0), ("b", 1)):
+            Image.fromarray(np.random.default_rng(seed).integers(0, 256, (32, 32, 3), np.uint8)).save(
+                tmp_path / f"{name}.png"
+            )
+        request = request_of(tiny, tmp_path)
+        viewer, image = viewer_of(request), request.images[0].image
+        with torch.inference_mode():
+            expected = viewer.backbone.views(viewer.tensor(image), [(-1, False)])[-1, False].patches[0].norm(dim=-1)
+        second, first = np.sort(expected.ravel())[-2:]
+        cutoff = float(first + second) / 2
+        (((panel,),), _) = Norms(cutoff=cutoff).blocks(viewer, request)
+        assert panel.values == pytest.approx(expected.numpy(), rel=1e-5)
+        assert panel.caption == f"{panel.values.min():.3g} to {first:.3g}, 6.2% above {cutoff:.3g}"
+        assert panel.low is None  # the darkest colour is the lowest norm
+        (((panel,),), _) = Norms().blocks(viewer, request)
+        maps = [np.linalg.norm(viewer.patches(image.image, -1, False), axis=-1) for image in request.images]
+        assert panel.caption.endswith(f" above {5 * np.median(maps):.3g}")
 
 
 class TestRetrieval:
