@@ -510,6 +510,7 @@ def compare(
 
     ValueError, with the choices, for a name that is not in `out`.
     """
+    from bench.published.values import published_lines
     from bench.results.record import check_folder
     from bench.statistics.compare import compare as compared
 
@@ -519,7 +520,9 @@ def compare(
         raise UserError("others" if first is not invalid[0] else "first", text)
     check_folder(Path(out))
     names = [side if isinstance(side, str) else side.checkpoint.unique_name for side in sides]
-    return compared(Path(out), names, data, protocol, metric)
+    comparisons = compared(Path(out), names, data, protocol, metric)
+    columns = {(comparison.group, comparison.metric) for comparison in comparisons.found}
+    return replace(comparisons, published=published_lines(comparisons.results, columns))
 
 
 def leaderboard(out: str | Path = OUT, *, published: bool = False, formats: Sequence[str] = ()) -> "Leaderboard":

@@ -12,10 +12,10 @@ EPILOG = """A plan is a table of a source, such as extrema:table7; `today`: curr
 
 examples:
   bench reproduce                                   the tables, and how much of each is within reach
-  bench reproduce laptop --run                      download, measure, and print published beside measured
+  bench reproduce --plan laptop --run               download, measure, and print published beside measured
   bench reproduce moca:table5j --out results        published beside measured, difference in standard errors
-  bench reproduce moca:table5j --script --out results > run.sh
-  bench reproduce today --script --gpus 8 --data imagenet=imagenet:/data/ILSVRC --suite knn@dino > run.sh
+  bench reproduce --plan moca:table5j --out results > run.sh
+  bench reproduce --plan today --gpus 8 --data imagenet=imagenet:/data/ILSVRC --suite knn@dino > run.sh
   bench reproduce today --check --data imagenet=imagenet:/data/ILSVRC ade20k=ade20k:/data/ADE nyu=nyu:/data/nyu
 """
 
@@ -24,9 +24,9 @@ examples:
 class Options(CommandOptions):
     """Options of `bench reproduce`."""
 
-    plan: Positional[str | None] = None  # PLAN: print published beside measured numbers
-    script: bool = False  # print a shell script that measures PLAN instead
-    run: bool = False  # write this script to OUT/PLAN.sh and run it; again, to continue it
+    table: Positional[str | None] = None  # PLAN: print published beside measured numbers
+    plan: str | None = None  # PLAN: print a shell script that measures it
+    run: bool = False  # with --plan: write the script to OUT/PLAN.sh and run it; again, to continue it
     check: bool = False  # list what is missing to measure PLAN; exit code 1 if anything is
     # NAME=REFERENCE: weights that you have, by the names in the tables; references as for `bench run --checkpoint`
     checkpoints: tuple[str, ...] = ()
@@ -46,7 +46,13 @@ def run(options: Options) -> int:
     from bench.reports import reproduce
     from engine.printing import say
 
-    name, suite = options.plan, options.suite
+    name, suite = options.table or options.plan, options.suite
+    if options.table and options.plan:
+        raise UserError("plan", "give it or PLAN alone, not both", options.plan)
+    if (options.check and not options.table) or (suite and not name):
+        raise UserError("suite" if suite else "check", "it is for a plan: bench reproduce today --check")
+    if options.run and not options.plan:
+        raise UserError("run", "it runs the script of a plan: give --plan PLAN")
     setup = reproduce.Setup(
         checkpoints=reproduce.named_checkpoints(options.checkpoints, published_values()),
         data=reproduce.named_data(options.data),
@@ -54,14 +60,12 @@ def run(options: Options) -> int:
         processes=options.processes,
     )
     if not name:
-        if options.script or options.run or options.check or suite:
-            raise UserError("plan", "it is missing: name a plan, such as today; `bench reproduce` lists them")
         say(*reproduce.listing())
         return 0
     plan = reproduce.plan_of(name, suite)
     if options.run:
         reproduce.run_script(name, plan, setup, suite)
-    if options.script:
+    if options.plan:
         say(*reproduce.script(name, plan, setup, suite))
         return 0
     if options.check:

@@ -11,13 +11,13 @@ recognised by their digest, so weights that merely share a name are never compar
 
 import csv
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import sqrt
 from pathlib import Path
 
-from bench.results.record import DataUsed, Result
+from bench.results.record import DataUsed, Result, number_text
 from engine.errors import UserError
 from engine.printing import did_you_mean
 from engine.settings import setting_text
@@ -255,6 +255,23 @@ def published_in(
             elif value.metric in metrics[group]:
                 by_checkpoint[value.checkpoint].setdefault((group, value.metric), value)
     return by_checkpoint, ambiguous
+
+
+def published_lines(results: Iterable[Result], columns: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """(group, metric) -> a line of numbers, `dinov2-s 92.95 +- 0.66 (mieb:cifar10)`, of the results' architectures.
+
+    columns: those that are wanted.
+    """
+    results = list(results)
+    architectures = {result.checkpoint.architecture for result in results}
+    numbers: dict[tuple[str, str], list[str]] = {}
+    for name, values in sorted(published_in(results)[0].items()):
+        for column, value in values.items():
+            if column in columns and value.architecture in architectures:
+                spread = "" if value.std is None else f" +- {value.std:g}"
+                text = f"{name} {number_text(value.value, value.unit)}{spread} ({value.table})"
+                numbers.setdefault(column, []).append(text)
+    return {column: f"  published, of the same architecture: {', '.join(texts)}" for column, texts in numbers.items()}
 
 
 def changed_settings(result: Result) -> str:

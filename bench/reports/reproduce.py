@@ -506,7 +506,7 @@ def listing() -> Iterator[str]:
     rows += [(plan, *[""] * (len(COUNTS) - 1), caption_of(plan)) for plan in (LAPTOP, TODAY)]
     yield from text_table([(*COUNTS, "what"), *rows], right=range(1, len(COUNTS)))
     yield from ("", "trained here: weights that a recipe pretrains, even if they are published")
-    yield "published beside measured: bench reproduce PLAN; the commands: bench reproduce PLAN --script"
+    yield "published beside measured: bench reproduce PLAN; the commands: bench reproduce --plan PLAN"
 
 
 def count_of(values: Sequence[PublishedValue]) -> list[int]:

@@ -8,7 +8,7 @@ are only tested on request.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Literal
@@ -68,6 +68,9 @@ class Comparisons:
 
     found: tuple[Comparison, ...]  # with their corrected p
     left_out: tuple[str, ...]  # a line for each comparison that is not possible, with the reason
+    results: tuple[Result, ...] = ()  # of the checkpoints, as far as they were chosen
+    # (group, metric) -> a line of published numbers of the compared architectures, by the same protocol and images
+    published: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """The tables and sentences that `bench compare` prints."""
@@ -82,8 +85,9 @@ def to_text(comparisons: Comparisons) -> str:
         tables.setdefault(comparison_title(comparison), []).append(comparison)
     for title, rows in tables.items():
         sizes = [f"  {row.sizes}" for row in rows if row.sizes]
+        published = [comparisons.published.get((row.group, row.metric), "") for row in rows]
         seeds = [_seeds_line(row) for row in rows if row.over_seeds]
-        lines += [title, *_table(rows), *seeds, *dict.fromkeys(sizes), ""]
+        lines += [title, *_table(rows), *seeds, *dict.fromkeys([*sizes, *filter(None, published)]), ""]
     count = len(comparisons.found)
     mains: dict[tuple[str, str, str], Comparison] = {}  # first metric of each pair and protocol
     for comparison in comparisons.found:
@@ -247,6 +251,7 @@ def compare(
         for comparison in comparisons
     ]
     return Comparisons(
+        results=tuple(stored.result for label in labels for stored in selected[label]),
         found=tuple(replace(comparison, p_holm=p) for comparison, p in zip(comparisons, corrected, strict=True)),
         left_out=tuple(left_out),
     )

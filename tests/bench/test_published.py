@@ -124,7 +124,7 @@ def metrics_of(protocol, export, cache, metric) -> set[str]:
     if protocol.key == "video_propagation":
         return set(mean_scores(np.zeros((1, 6)), np.zeros(1, int), np.ones((1, 1))))
     if protocol.key in ("finetune", "semi"):
-        arrays = {f"{epoch}_{top}": np.ones(4) for epoch in ("best", "last") for top in ("top1", "top5")}
+        arrays = {f"{epoch}_{top}": np.ones(4) for epoch in ("best", "last") for top in ("top1", "top5", "nll")}
         selection = ModelSelection(select=task.select, val=None, held_out=None, mean=(), std=())
         return set(selection.metrics(arrays))
     if protocol.layout == "coco":
@@ -269,6 +269,13 @@ def test_sets_of_equal_counts_are_told_apart_by_their_classes():
         for key, url in (("mnist", "folder:/mnist"), ("mnist", "torchvision:MNIST:/d"), ("cifar10", "cifar10:/d"))
     }
     assert named == {"folder:/mnist": "", "torchvision:MNIST:/d": "mnist", "cifar10:/d": "cifar10"}
+
+
+def test_a_comparison_shows_the_published_numbers_of_the_architecture():
+    results = [low_shot("ten", 90.0, replace(USED, architecture=name), classes=10) for name in ("ViT-S/14", "ViT-T/9")]
+    column = ("ten/lowshot@mieb", "top1_16shot")
+    assert "dinov2-s 92.95 +- 0.66 (mieb:" in values.published_lines(results[:1], {column})[column]
+    assert not values.published_lines(results[:1], set()) and not values.published_lines(results[1:], {column})
 
 
 def test_published_depth_errors_are_compared_to_the_centimetre():

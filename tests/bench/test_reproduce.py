@@ -157,7 +157,7 @@ def test_a_script_can_be_repeated_and_ends_with_a_table_and_a_record(bench, expo
     monkeypatch.setattr(reproduce, "WEIGHTS", {"dino-b": "", "dinov2-s": ""})
     options = ["--checkpoints", f"dino-b={exports[0]}", f"dinov2-s={exports[1]}"]
     options += ["--data", "imagenet=tiny:", "ade20k=tiny-ade20k:", "--out", tmp_path / "out"]
-    code, text, _ = bench("reproduce", "today", "--script", "--suite", "knn@dino,dense_knn@smoke", *options)
+    code, text, _ = bench("reproduce", "--plan", "today", "--suite", "knn@dino,dense_knn@smoke", *options)
     lines = [line for line in text.splitlines() if line.startswith("bench ")]
     assert code == 0 and "set -euo pipefail" in text and len(lines) == 1 + 2 * 2 + 2
     times, printed = [], ""
@@ -195,7 +195,7 @@ def test_the_plan_of_a_laptop_has_four_numbers_and_downloads_what_is_not_given(b
 @pytest.mark.exhaustive
 def test_the_plan_of_a_laptop_runs_from_start_to_end(exports, tmp_path):
     """On weights and images that are given: published, measured and difference."""
-    words = [LAPTOP, "--run", "--checkpoints", f"dinov2-s={exports[0]}", "--out", str(tmp_path / "out")]
+    words = ["--plan", LAPTOP, "--run", "--checkpoints", f"dinov2-s={exports[0]}", "--out", str(tmp_path / "out")]
     words += ["--data", "cifar10=tiny:", "flowers102=tiny:"]
     ended = subprocess.run(
         [sys.executable, "-m", "bench", "reproduce", *words], capture_output=True, text=True, check=True
@@ -299,7 +299,8 @@ def test_missing_weights_and_data_are_named(bench, tmp_path):
         (["moca:table9", "--checkpoints", "moca-b"], "NAME=PATH"),
         (["moca:table9", "--data", "in1k=imagenet:/data"], "in1k | ade20k"),
         (["moca:table9", "--suite", "upernet@mae"], "upernet@mae"),
-        (["--check"], "PLAN: | today"),
+        (["moca:table9", "--plan", "moca:table9"], "--plan moca:table9: "),
+        (["--check"], "--check"),
     ],
 )
 def test_a_wrong_request_is_refused_in_one_line(refused, words, named):
