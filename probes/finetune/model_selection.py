@@ -129,14 +129,21 @@ class ModelSelection:
                 metrics[f"{top}{suffix}"] = Metric(
                     value=percent(correct[~np.isnan(correct)]), per_image=correct, chosen_on_val=by_val
                 )
-        nll = arrays["last_nll" if self.select == "last" else "best_nll"]
-        indices = np.flatnonzero(~np.isnan(nll))
-        metrics["nll"] = nll_metric(nll[indices], indices, len(nll), self.select == "val")
+        nll = arrays.get("last_nll" if self.select == "last" else "best_nll")
+        if nll is not None:  # absent in trainings that were begun with an earlier version
+            indices = np.flatnonzero(~np.isnan(nll))
+            metrics["nll"] = nll_metric(nll[indices], indices, len(nll), self.select == "val")
         return metrics
 
     def predictions(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Predictions of the reported epoch, in the form of results. arrays: `Training.arrays`."""
+        """Predictions of the reported epoch, in the form of results; {} if the training was begun with an earlier
+        version.
+
+        arrays: `Training.arrays`.
+        """
         epoch = "last" if self.select == "last" else "best"
+        if f"{epoch}_predicted" not in arrays:
+            return {}
         predicted, confidence = arrays[f"{epoch}_predicted"], arrays[f"{epoch}_confidence"]
         indices = np.flatnonzero(~np.isnan(predicted))
         return prediction_arrays(predicted[indices], confidence[indices], indices, len(predicted))

@@ -125,9 +125,22 @@ class Training:
         """Lock this training in a `with` block; waits while another run has it."""
         return self.world.held_by_rank0(locked(self.folder.with_suffix(".lock"), "it does the same training"))
 
-    def resume(self) -> None:
-        """Load the newest state, if there is one."""
-        if (path := self.world.on_rank0(lambda: newest_intact(self.folder))) is not None:
+    def resume(self, needs_weights: bool = False) -> None:
+        """Load the newest state, if there is one.
+
+        needs_weights: train again if the training has ended in an earlier version, which did not keep the weights.
+        """
+
+        def newest() -> Path | None:
+            path = newest_intact(self.folder)
+            if path and needs_weights:
+                state = load_state(path)
+                if state.facts.get("judged", state.facts["step"]) == self.steps and not state.under("reported."):
+                    path.unlink()
+                    return None
+            return path
+
+        if (path := self.world.on_rank0(newest)) is not None:
             self.world.on_all_ranks(lambda: self.load(path))
 
     def run(self, batches: Iterator[MixedGroup], evaluate: Callable[["Training"], None], label: str) -> None:
@@ -277,7 +290,8 @@ class Training:
         """Resume from a state."""
         state = load_state(path)
         facts = state.facts
-        self.step, self.evaluated_at = facts["step"], facts["judged"]
+        self.step = facts["step"]
+        self.evaluated_at = facts.get("judged", self.step)  # absent in states of versions that did not handle signals
         self.losses.extend(facts["losses"])
         self.history = facts["history"]
         self.skipped = facts["skipped"]

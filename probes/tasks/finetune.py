@@ -59,6 +59,7 @@ class Finetune(FinetuneSettings, Task):
     """Settings of a fine-tuning."""
 
     COST: ClassVar[float] = 300.0  # a hundred epochs, each of which costs three passes
+    NEEDS_WEIGHTS: ClassVar[bool] = False  # whether `outcome` needs the weights of a training that has already ended
 
     def selecting(self, select: SelectOn) -> "Finetune":
         # A recipe that reports the last epoch trains on all images and selects nothing.
@@ -134,7 +135,7 @@ class Finetune(FinetuneSettings, Task):
         """Train on `train` and report on `val`. held: images that select the epoch, or None."""
         training, selection, groups_of = self.prepare(export, train, held, val, space)
         with training.lock():
-            training.resume()
+            training.resume(self.NEEDS_WEIGHTS or bool(space.keep_heads))
             groups = mixed_groups(groups_of(range(training.step, training.steps)), space)
             training.run(groups, selection, f"fine-tuning on {space.data.removesuffix(':')}")
         return self.outcome(export, training, selection, train, val)

@@ -29,6 +29,7 @@ class RobustnessFinetune(Shifts, Finetune):
     """Settings of a fine-tuning and of its evaluation on shifted sets."""
 
     COST: ClassVar[float] = 301.0  # after the fine-tuning, whose training it shares
+    NEEDS_WEIGHTS: ClassVar[bool] = True
 
     def key(self, *args: Any) -> dict[str, Any]:
         return self.plain(Finetune).key(*args)
