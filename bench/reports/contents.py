@@ -5,7 +5,7 @@ They depend on result files alone, so that the same results give the same page.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -211,6 +211,7 @@ def contents(
     leaderboard: Leaderboard,
     cache: PairedTestCache | None = None,
     starts: Mapping[str, str] | None = None,
+    updates: Mapping[str, int] | None = None,
 ) -> ReportContents:
     """The contents of a report on a leaderboard and the results behind it.
 
@@ -218,6 +219,7 @@ def contents(
         leaderboard: it; several trainings of a network (`SEED`) become one row with mean and deviation.
         cache: of paired tests; None for none against initial weights and raw pixels.
         starts: name of a network -> name of its initial weights, if they are not in the folder beside it.
+        updates: name of a network -> updates of its pretraining.
     """
     measured = leaderboard.results
     merged, trainings = with_trainings_as_seeds(measured), defaultdict(set)
@@ -231,9 +233,10 @@ def contents(
     for index, stored in enumerate(merged):
         if stored.result.status == "ok":
             sources[stored.result.group, stored.result.checkpoint.key].append(index)
-    by_group = {stored.result.group: stored.result for stored in reversed(merged) if stored.result.status == "ok"}
+    good = [stored.result for stored in merged if stored.result.status == "ok"]
+    by_group = {result.group: result for result in reversed(good)}
     titles = {group: protocol_in_words(result.protocol.name) for group, result in by_group.items()}
-    groups = [group for group in leaderboard.groups if not is_shown_elsewhere(leaderboard, group)]
+    groups = [group for group in leaderboard.groups if not is_shown_elsewhere(leaderboard, by_group[group], good)]
     counts = Counter((by_group[group].data.name, titles[group]) for group in groups)
     start_of = initial_weights(leaderboard, starts or {})
     tables = []
@@ -267,19 +270,16 @@ def contents(
             used.key: len(trainings[used.key]) for used, kind in leaderboard.kinds.items() if kind == "measured"
         },
         mean_ranks=means,
-        checkpoints=tuple(checkpoint_facts(leaderboard, used) for used in leaderboard.rows),
+        checkpoints=tuple(checkpoint_facts(leaderboard, used, updates or {}) for used in leaderboard.rows),
         results=[stored.result for stored in measured],
         sources=sources,
     )
 
 
-def is_shown_elsewhere(leaderboard: Leaderboard, group: str) -> bool:
-    """Whether a group has only raw pixels, whose numbers also stand beside networks at a chosen size."""
-    rows = [leaderboard.rows[used] for used in leaderboard.checkpoints_in(group) if leaderboard.kinds[used] == "floor"]
-    return len(rows) == len(leaderboard.checkpoints_in(group)) and any(
-        all(row.get((group, metric)) == row.get((other, metric)) for row in rows for metric in metrics)
-        for other, metrics in leaderboard.groups.items()
-        if other != group and set(metrics) >= set(leaderboard.groups[group])
+def is_shown_elsewhere(leaderboard: Leaderboard, result: Result, others: Iterable[Result]) -> bool:
+    """Whether the group of a result has only raw pixels, whose numbers also stand beside networks at a chosen size."""
+    return all(leaderboard.kinds[used] == "floor" for used in leaderboard.checkpoints_in(result.group)) and any(
+        other.chosen_size and is_comparable(result, other) for other in others
     )
 
 
@@ -370,7 +370,7 @@ def mean_ranks(leaderboard: Leaderboard) -> dict[Key, float]:
     return {key: sum(middles[ranks[key]] for ranks in columns) / len(columns) for key in networks if columns}
 
 
-def checkpoint_facts(leaderboard: Leaderboard, used: CheckpointUsed) -> dict[str, Any]:
+def checkpoint_facts(leaderboard: Leaderboard, used: CheckpointUsed, updates: Mapping[str, int]) -> dict[str, Any]:
     """Name, anchor and origin of a checkpoint as shown; `cost` holds its costs as numbers."""
     saved = (leaderboard.folder.parent / "exports").glob(f"*-{used.digest[:8]}")
     specs = (spec_in(folder, used.digest) for folder in (*map(str, saved), used.source) if folder)
@@ -380,6 +380,7 @@ def checkpoint_facts(leaderboard: Leaderboard, used: CheckpointUsed) -> dict[str
         "GFLOP an image": spec and forward_flops(replace(spec, image_size=used.image_size or spec.image_size)) / 1e9,
         "training, TFLOP": cost.tflop,
         "images seen": cost.images,
+        "updates": updates.get(leaderboard.names[used]),
     }
     facts = {
         field: getattr(used, field) for field in ("method", "recipe", "branch", "architecture", "digest", "source")

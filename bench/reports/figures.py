@@ -113,6 +113,11 @@ def training_logs(board: Leaderboard) -> dict[str, TrainingLog]:
     return {name: lines for name, lines in logs.items() if lines}
 
 
+def updates_in(logs: Mapping[str, TrainingLog]) -> dict[str, int]:
+    """Name -> number of updates of its training."""
+    return {name: int(max(line.get("step", 0) for line in lines)) for name, lines in logs.items()}
+
+
 def read_log(path: Path) -> TrainingLog:
     """Lines of a training's log.jsonl, each with the images seen, if known; empty if there is no such file.
 

@@ -17,7 +17,7 @@ from bench.reports.contents import (
 )
 from bench.reports.details import details_by_table
 from bench.reports.drawing import svg_of
-from bench.reports.figures import TrainingLog, curve_figures, training_logs
+from bench.reports.figures import TrainingLog, curve_figures, training_logs, updates_in
 from bench.reports.leaderboard import Leaderboard, cell_text, quantity, read_leaderboard, troubles
 from bench.results.record import CheckpointUsed, end_text
 from bench.statistics.significance import paired_tests
@@ -33,15 +33,16 @@ def report_page(out: Path, published: bool = False, pictures: bool = True, intro
     machine. introduction: a paragraph below the title.
     """
     leaderboard = read_leaderboard(out, published)
-    report = contents_of(leaderboard)
+    logs = training_logs(leaderboard)
+    report = contents_of(leaderboard, updates_in(logs))
     details = details_by_table(report, out / "cache", pictures)
-    return page_of(report, figures_of(report, training_logs(leaderboard)), details, introduction=introduction)
+    return page_of(report, figures_of(report, logs), details, introduction=introduction)
 
 
-def contents_of(leaderboard: Leaderboard) -> ReportContents:
+def contents_of(leaderboard: Leaderboard, updates: Mapping[str, int] | None = None) -> ReportContents:
     """The contents of a report on the leaderboard of a folder; earlier paired tests are read from OUT/cache."""
     cache = paired_tests(leaderboard.folder.parent)
-    report = contents(leaderboard, cache)
+    report = contents(leaderboard, cache, updates=updates)
     cache.save({stored.identity for stored in leaderboard.results})
     return report
 

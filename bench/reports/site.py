@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.reports.contents import contents
-from bench.reports.figures import TrainingLog, read_log
+from bench.reports.figures import TrainingLog, read_log, updates_in
 from bench.reports.leaderboard import leaderboard_of, with_ties
 from bench.reports.page import figures_of, page_of
 from bench.reports.record import check_record, stored_results
@@ -65,7 +65,7 @@ def site_page(record: Path, title: str = "", back: str = "") -> str:
     cache = PairedTestCache()  # every test is computed anew
     leaderboard = with_ties(leaderboard_of(stored.result for stored in results), results, cache)
     logs = {name: log for used, name in leaderboard.names.items() if (log := training_log(record, used))}
-    report = contents(leaderboard, cache, starts_of(record))
+    report = contents(leaderboard, cache, starts_of(record), updates_in(logs))
     own_title, introduction = about(record)
     return page_of(
         report,

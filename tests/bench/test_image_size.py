@@ -121,6 +121,8 @@ def test_raw_pixels_stand_beside_networks_at_chosen_sizes():
     assert numbers["network"] == {default.group: 60.0, small.group: 50.0, other.group: 45.0}
     assert [table.group for table in report_of([raw, small]).tables] == [small.group], "raw pixels are shown once"
     assert len(report_of([raw]).tables) == 1 and len(report_of([raw, other]).tables) == 2
+    elsewhere = replace(raw, data=replace(raw.data, name="others"))
+    assert len(report_of([raw, elsewhere]).tables) == 2, "equal numbers of other images"
     stored = [StoredResult(path=Path("result.json"), result=each) for each in (raw, default, small, other)]
     matches, _ = match_results(stored[1:], stored[:1], ("network", "pixels"))
     assert [match.group for match in matches] == [default.group, small.group]

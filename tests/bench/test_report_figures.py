@@ -7,7 +7,7 @@ from made_results import made_checkpoint, made_metrics
 from shown_results import report_of, result
 
 from bench.reports.drawing import INK, svg_of
-from bench.reports.figures import curve_figures, points_of, read_log, training_figure
+from bench.reports.figures import curve_figures, points_of, read_log, training_figure, updates_in
 from bench.results.record import MetricRecord
 
 LOG = [{"epoch": 0.0, "loss of mae": 2.0, "images": 0}, {"epoch": 1.0, "loss of mae": 1.0, "images": 64, "step": 9}]
@@ -34,6 +34,7 @@ def test_curves_of_a_pretraining_have_the_points_of_its_log(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"method": "mae", "settings": {"batch": 16}}))
     log = read_log(tmp_path / "log.jsonl")
     assert points_of(log, "knn_top1") == [(64, 30.0), (128, 50.0)]
+    assert updates_in({"run": log}) == {"run": 8}
     panels = training_figure({"run": log}).axes
     points = {axes.get_title(): [tuple(point) for point in axes.lines[0].get_xydata().tolist()] for axes in panels}
     assert points == {"loss": [(16, 8.0), (64, 5.0), (128, 1.0)], "k-NN top-1, %": [(64, 30), (128, 50)]}
