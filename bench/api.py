@@ -708,10 +708,10 @@ def visualize(
 ) -> list[Path]:
     """Draw what checkpoints see, several side by side, as `bench visualize` does; returns the paths of the pictures.
 
-    kind: "attention", "pca", "retrieval" or "predictions" (docs/visualize.md). images: image files, folders, or URLs.
-    settings: of the kind, such as {"layer": -2}. limit: images of each folder or URL. image_size: short side of the
-    images for the networks, in pixels; None: that of each checkpoint's published evaluation. square: crop each image to
-    the square in its middle. precision: of the networks' forward passes.
+    kind: "attention", "pca", "norms", "retrieval" or "predictions" (docs/visualize.md). images: image files, folders,
+    or URLs. settings: of the kind, such as {"layer": -2}. limit: images of each folder or URL. image_size: short side
+    of the images for the networks, in pixels; None: that of each checkpoint's published evaluation. square: crop each
+    image to the square in its middle. precision: of the networks' forward passes.
 
     ValueError for an unknown kind or setting, images that cannot be read, and networks that are not ViTs.
     """

@@ -1,4 +1,4 @@
-"""Collect results, logs and commands of a board in a folder to publish, or check that such a record is consistent."""
+"""Collect results and logs of a board in a folder to publish, or check that such a record is consistent."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.options import CommandOptions, Positional
 
 EPILOG = """A record holds everything that the numbers are based on except weights and images: result files with their
-values for every image, logs, descriptions of the checkpoints, commands, tables and BibTeX. Paths of this machine are
+values for every image, logs, descriptions of the checkpoints, tables and BibTeX. Paths of this machine are
 removed from all texts. The same results give the same bytes. --check compares the sums, computes every metric and
 interval from the values of the images again, and compares leaderboard.csv.
 

@@ -1,4 +1,4 @@
-"""Draw what checkpoints see, side by side: attention, PCA of patches, neighbours, predictions."""
+"""Draw what checkpoints see, side by side: attention, PCA and norms of patches, neighbours, predictions."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -2,5 +2,5 @@
 
 from pathlib import Path
 
-# Kind as on the command line, such as class-attention -> its file.
+# Kind as on the command line -> its file.
 KINDS = {path.stem.replace("_", "-"): path for path in sorted(Path(__file__).parent.glob("[!_]*.py"))}
