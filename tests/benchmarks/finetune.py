@@ -25,7 +25,7 @@ from engine.tasks import Workspace
 from imagesets.sets import open_set
 from probes.finetune.classifier import Classifier
 from probes.finetune.trainer import Training
-from probes.finetune.training_groups import MixedGroups, loader_processes, mixed_groups, training_transform
+from probes.finetune.training_groups import MixedGroups, mixed_groups, training_transform
 from probes.tasks.finetune import PROTOCOLS, Finetune
 
 SPEC = ViTSpec(
@@ -58,9 +58,10 @@ def main() -> None:
         subject.bare(), subject.step()  # memory, caches
         rounds = [(subject.bare(), subject.step()) for _ in range(arguments.rounds)]
     bare, ours = (arguments.batch / statistics.median(seconds) for seconds in zip(*rounds, strict=True))
+    loaders = "the machine's" if arguments.workers is None else arguments.workers
     print(
         f"{arguments.precision} on {arguments.device}, batch {arguments.batch} in parts of {arguments.part}, "
-        f"{torch.get_num_threads()} threads, {loader_processes(space)} loaders: bare {bare:.2f} images/s, fine-tuning "
+        f"{torch.get_num_threads()} threads, {loaders} loaders: bare {bare:.2f} images/s, fine-tuning "
         f"{ours:.2f} images/s, ratio {ours / bare:.3f}"
     )
 
