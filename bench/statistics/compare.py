@@ -303,10 +303,11 @@ def compare_match(
 
 
 def _seed_test(match: Match, metric: str) -> SeedTest | None:
-    """The uncorrected test over seeds; None for fewer than three, or if all have the same difference."""
+    """The uncorrected test over seeds; None for fewer than three, or if they differ by rounding alone."""
     first, second = (np.array([stored.result.metrics[metric].value for stored in side]) for side in match.sides)
     differences = first - second
-    if len(differences) < FEWEST_SEEDS or np.ptp(differences) == 0:
+    rounding = 1e-6 * max(np.abs(first).max(), np.abs(second).max())  # of float32: seeds may draw nothing
+    if len(differences) < FEWEST_SEEDS or np.ptp(differences) <= rounding:
         return None
     (low, high), p = paired_t(differences)
     return SeedTest(low=float(low), high=float(high), p=p)

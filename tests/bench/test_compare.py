@@ -74,6 +74,15 @@ def test_three_seeds_are_tested_over_seeds_as_well(compare, tmp_path):
     assert compared(tmp_path, ["high", "low"]).found[0].over_seeds is None
 
 
+def test_seeds_that_differ_by_rounding_alone_are_not_tested_over_seeds(tmp_path):
+    """A task that draws nothing: its sums may differ in the last digits."""
+    for seed in range(3):
+        save(tmp_path, "low", 200, seed=seed)
+        save(tmp_path, "high", 240, seed=seed, metrics={"top1": MetricRecord(value=60 + 1e-6 * seed, array="top1")})
+    (comparison,) = compared(tmp_path, ["high", "low"]).found
+    assert comparison.over_seeds is None and comparison.paired.difference == pytest.approx(10)
+
+
 def test_results_without_a_significant_difference_cannot_be_told_apart(compare, tmp_path):
     save(tmp_path, "a", 200)
     save(tmp_path, "b", 203)
