@@ -22,7 +22,7 @@ class Options(CommandOptions):
     out: Path | None = None  # DIR: folder that `bench run` wrote to; without it the card has no results
     to: Path | None = None  # DIR: where to write (the export's folder)
     model_id: str = ""  # ORG/NAME: id of the model on the Hub
-    source: str = ""  # URL: where results, logs and commands are published
+    source: str = ""  # URL: where results and logs are published
     # SPDX: licence of the weights if their source names none: apache-2.0, mit, ... (spdx.org/licenses)
     licence: str = ""
     # also the results of --limit, --set and --image-size, which are left out because others would take them for the

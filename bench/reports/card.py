@@ -65,7 +65,7 @@ class Publication:
     """Facts about a publication that only the author knows. UserError for one that the Hub would not understand."""
 
     model_id: str = ""  # on the Hub, ORG/NAME
-    source: str = ""  # URL under which results, logs and commands are published
+    source: str = ""  # URL under which results and logs are published
     licence: str = ""  # SPDX identifier of the weights' licence
 
     def __post_init__(self) -> None:
@@ -372,6 +372,6 @@ def _eval_result(number: Number, publication: Publication) -> "EvalResult":
             "interval_95": list(cell.interval) if cell.interval else None,
             "seeds": cell.seeds,
         },
-        source_name="results, logs and commands" if publication.source else None,
+        source_name="results and logs" if publication.source else None,
         source_url=publication.source or None,
     )
