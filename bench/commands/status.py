@@ -9,7 +9,7 @@ from engine.errors import UserError
 EPILOG = """examples:
   bench status --out results
 
-exit codes: 0 all jobs finished, wait or run; 1 some failed or were stopped; 2 an error
+exit codes: 0 all jobs finished, wait or run; 1 some failed; 2 an error
 """
 
 
