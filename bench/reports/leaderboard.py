@@ -201,6 +201,9 @@ class Leaderboard:
         size = f'width="100%" height="{540 + 36 * len(self.rows)}"'
         return f'<iframe title="Leaderboard" {size} srcdoc="{escape(self.html)}"></iframe>'
 
+    def _repr_markdown_(self) -> str:
+        return to_markdown(self)
+
 
 def read_leaderboard(out: Path, published: bool = False) -> Leaderboard:
     """The leaderboard of all results in a folder, with ties.
