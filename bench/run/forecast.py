@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from bench.options import EvaluationOptions, ready_device
 from bench.published.values import SETS
 from bench.results.record import DataUsed
-from bench.run.calibration import Machine, measurements
+from bench.run.calibration import Key, Machine, measurements
 from bench.run.prepare import Job, Preparation, checkpoint_title, prepare, scale_of, size_lines
 from bench.run.sharing import shared_by
 from checkpoints.frozen import FrozenExport
@@ -125,14 +125,17 @@ def shared_key(shared: Shared, part: Part, url: str) -> Hashable:
     return (part.kind, part.of, url, of) if of else None
 
 
-def timed(forecasts: Sequence[Forecast], space: Workspace, limit: float) -> tuple[list[Forecast], list[str]]:
+def timed(
+    forecasts: Sequence[Forecast], space: Workspace, limit: float, rates: dict[Key, float]
+) -> tuple[list[Forecast], list[str]]:
     """The forecasts with times on this machine, and a line for each rate that cannot be measured.
 
-    limit: approximate seconds in which all rates that are needed are measured.
+    limit: approximate seconds in which all rates that are needed are measured. rates: those of earlier calls, which are
+    not measured again; gets the new ones.
     """
     by_job = [measurements(forecast.work, forecast.network, forecast.job.workspace(space)) for forecast in forecasts]
-    needed = {key: measure for measure_by_key in by_job for key, measure in measure_by_key.items()}
-    rates, problems = {}, []
+    needed = {key: measure for measures in by_job for key, measure in measures.items() if key not in rates}
+    problems = []
     for key, measure in needed.items():
         try:
             rates[key] = measure(limit / len(needed))
@@ -142,14 +145,17 @@ def timed(forecasts: Sequence[Forecast], space: Workspace, limit: float) -> tupl
     return [forecast.timed(machine) for forecast, machine in zip(forecasts, machines, strict=True)], problems
 
 
-def announcement(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> Iterator[str]:
-    """A line with the work of the jobs that are not done, and about how long it takes; none for little work."""
+def announcement(jobs: Sequence[Job], export: FrozenExport, space: Workspace, rates: dict[Key, float]) -> Iterator[str]:
+    """A line with the work of the jobs that are not done, and about how long it takes; none for little work.
+
+    rates: as in `timed`.
+    """
     forecasts = count_jobs(jobs, export, space)
     flops = sum(forecast.work.flops for forecast in forecasts)
     if flops < ANNOUNCED_FROM["cuda" if space.device.startswith("cuda") else "cpu"]:
         return
     if space.world.size == 1:
-        forecasts, _ = timed(forecasts, space, ANNOUNCED_IN)
+        forecasts, _ = timed(forecasts, space, ANNOUNCED_IN, rates)
     images = sum(forecast.work.images for forecast in forecasts)
     known = [forecast for forecast in forecasts if forecast.terms]
     of_them = "" if len(known) == len(forecasts) else f" for {len(known)} of them"
@@ -208,7 +214,7 @@ def plan(options: EvaluationOptions, assumed: Machine | None = None) -> list[For
     elif any(forecast.work.parts for forecast in forecasts):
         say(f"measuring this machine for about {LIMIT:.0f} s:")
         started = time.perf_counter()
-        forecasts, problems = timed(forecasts, preparation.space, LIMIT)
+        forecasts, problems = timed(forecasts, preparation.space, LIMIT, {})
         say(*problems, f"measured in {duration(time.perf_counter() - started)}")
     for forecast in forecasts:
         if forecast.work.parts:
@@ -232,8 +238,8 @@ def totals(forecasts: Sequence[Forecast]) -> Iterator[str]:
         return
     known = [forecast for forecast in forecasts if forecast.terms]
     unknown = [forecast.work.flops for forecast in forecasts if not (forecast.terms or forecast.job.problem)]
-    parts = [f"{len(known)} of {len(forecasts)} jobs one after another: {duration(sum(f.seconds for f in known))}"]
-    parts = parts if known else []
+    times = f"{len(known)} of {len(forecasts)} jobs one after another: {duration(sum(f.seconds for f in known))}"
+    parts = [times] if known else []
     parts += [f"time not known of {counted(len(unknown), 'job')} with {operations(sum(unknown))}"] if unknown else []
     flops, disk = (sum(getattr(forecast.work, name) for forecast in forecasts) for name in ("flops", "disk"))
     memory = f"{size(max(forecast.work.memory for forecast in forecasts))} memory"

@@ -14,6 +14,7 @@ from typing import Any
 from bench.options import EvaluationOptions, ready_device
 from bench.results.heads import write_head
 from bench.results.record import Result, failure_path, record
+from bench.run.calibration import Key
 from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.forecast import announcement
 from bench.run.outcomes import arrays_of, result_line, result_of
@@ -63,13 +64,19 @@ def run_jobs(options: EvaluationOptions, tally: Tally | None = None) -> Tally:
         plans, tally.left_out = world.on_rank0(lambda: without_problems(preparation))
         jobs = [job for _, jobs_of_checkpoint in plans for job in jobs_of_checkpoint]
         tally.jobs, tally.is_rank0 = jobs, world.is_rank0
+        rates: dict[Key, float] = {}  # of this machine: networks of one architecture have the same
         for checkpoint, jobs_of_checkpoint in plans:
-            _run_checkpoint(preparation, checkpoint, jobs_of_checkpoint, tally)
+            _run_checkpoint(preparation, checkpoint, jobs_of_checkpoint, tally, rates)
     return tally
 
 
-def _run_checkpoint(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs: Sequence[Job], tally: Tally) -> None:
-    """Run the jobs of one checkpoint that have no result yet, in groups that share work."""
+def _run_checkpoint(
+    preparation: Preparation, checkpoint: LoadedCheckpoint, jobs: Sequence[Job], tally: Tally, rates: dict[Key, float]
+) -> None:
+    """Run the jobs of one checkpoint that have no result yet, in groups that share work.
+
+    rates: those that the announcements of earlier checkpoints measured.
+    """
     space, world = preparation.space, preparation.space.world
     export = preparation.exports.pop(checkpoint.used.key, None)  # if this process has loaded it already
     number = {job.path: f"  [{count}/{len(jobs)}]" for count, job in enumerate(jobs, start=1)}
@@ -89,7 +96,8 @@ def _run_checkpoint(preparation: Preparation, checkpoint: LoadedCheckpoint, jobs
     if len(done) == len(jobs):
         return
     export = world.on_all_ranks(lambda: export or _loaded(checkpoint))
-    say_once(*size_lines(checkpoint, jobs), *(announcement(jobs, export, space) if world.is_rank0 else ()))
+    announced = announcement(jobs, export, space, rates) if world.is_rank0 else ()
+    say_once(*size_lines(checkpoint, jobs), *announced)
     if not export.spec.has_class_token:
         say_once("  it has no class token: protocols that read it read avg, the mean of the patches, instead")
     for group, group_space in grouped([job for job in jobs if job.state != "done"], export, space):

@@ -3,7 +3,7 @@
 import re
 
 import bench
-from bench.run import forecast
+from bench.run import calibration, forecast
 from bench.run.suites import catalogue
 from tests.probes.toy_exports import varied_export
 
@@ -27,3 +27,13 @@ def test_a_linear_probe_with_few_steps_points_to_logistic_regression(tmp_path):
     words = dict(limit=60, out=tmp_path, settings={"epochs": 3, "lrs": (0.1,), "batch": 32})
     result = bench.evaluate(varied_export(), "linear_sgd@ibot_base_cached", "digits=digits:", **words)
     assert any("6 optimiser steps" in text and "logreg@dinov2" in text for text in result.facts["warnings"])
+
+
+def test_networks_of_one_architecture_are_timed_once_in_a_run(tmp_path, monkeypatch):
+    monkeypatch.setitem(forecast.ANNOUNCED_FROM, "cpu", 0.0)
+    measured: list[object] = []
+    monkeypatch.setattr(calibration, "network_rate", lambda export, *_, **__: measured.append(export.spec) or 1e9)
+    lines: list[str] = []
+    options = dict(names=["a", "b"], limit=60, out=tmp_path, progress=lines.append)
+    bench.evaluate_suite([varied_export(), varied_export(collapsed=True)], "knn@dino", "digits=digits:", **options)
+    assert len([line for line in lines if "through the network" in line]) == 2 and len(measured) == 1
