@@ -641,6 +641,7 @@ def pretrain(
     export_every: int = 0,
     knn_every: int = 0,
     knn_data: str | None = None,
+    knn_limit: int | None = None,
     health_every: int = 0,
     health_data: str | None = None,
     options: Options | None = None,
@@ -654,7 +655,8 @@ def pretrain(
     which only the other parameters train. resume: continue the training in `out`, or start it. shuffle_window: shards
     of `wds:` or `parquet:` whose images are shuffled together (0: all). export_every: epochs between two exports.
     knn_every, health_every: epochs between two lines of the log with the k-NN accuracy on `knn_data` (default:
-    `images`), or with ranks and spread of the features of `health_data` (default: `images`). options: `batch_size`
+    `images`; at most `knn_limit` of each split), or with ranks and spread of the features of `health_data` (default:
+    `images`). options: `batch_size`
     limits the images of a process in a forward pass; the recipe's batch is accumulated. `out`/start is the encoder
     before the first update, `out`/log.jsonl the log.
 
@@ -681,6 +683,7 @@ def pretrain(
         export_every=export_every,
         knn_every=knn_every,
         knn_data=knn_data,
+        knn_limit=knn_limit,
         health_every=health_every,
         health_data=health_data,
     )

@@ -62,8 +62,8 @@ def test_a_board_is_made_resumed_and_recorded(cifar, tmp_path, monkeypatch, caps
     monkeypatch.setattr(board, "NETWORK", {"patch_size": 8, "batch": 16, "depth": 1})
     monkeypatch.setattr(board, "RATES", (1.0, 3.0))
     monkeypatch.setitem(board.SETTINGS, "linear.epochs", 4)
-    words = ["board", "--images", cifar, "--out", str(tmp_path / "out"), "--budget", "0.02"]
-    words += ["--evaluate", "knn@dino", "linear_sgd@ibot_base_cached", "--record", str(tmp_path / "made")]
+    words = ["board", "--images", cifar, "--transfer", cifar, "--out", str(tmp_path / "out"), "--budget", "0.02"]
+    words += ["--evaluate", "knn@dino", board.LINEAR, "--record", str(tmp_path / "made")]
     monkeypatch.setattr("sys.argv", [*words, "--methods", "mae"])
     board.main()
     assert "Not trained: lut, supervised." in (tmp_path / "made.md").read_text()
@@ -89,8 +89,21 @@ def test_a_board_is_made_resumed_and_recorded(cifar, tmp_path, monkeypatch, caps
     board.main()
     printed = capsys.readouterr().out
     assert printed in (tmp_path / "made.md").read_text()
-    assert [line.split("|")[1].strip() for line in printed.splitlines()[2:]].count("mae-start") == 1
-    monkeypatch.setattr("sys.argv", ["board", "--figure", str(folder), str(tmp_path / "board.png")])
-    board.main()
-    with Image.open(tmp_path / "board.png") as picture:
-        assert picture.width > picture.height > 100
+    assert sorted(line.split("|")[1].strip() for line in printed.splitlines()[2:]) == ["lut", "mae", board.PIXELS]
+    assert {"k-NN, class token", "linear", "CIFAR-100, k-NN"} < {cell.strip() for cell in printed.split("|")}
+    made = board.Record(folder=folder)
+    assert made.number("mae-start", board.KNN), "evaluated, for the gains in the table"
+    shares, accuracies = made.curve("mae")
+    assert len(shares) == len(accuracies) > 1
+    assert shares[-1] == 1.0
+    for option in ("--figure", "--curves"):
+        monkeypatch.setattr("sys.argv", ["board", option, str(folder), str(tmp_path / "picture.png")])
+        board.main()
+        with Image.open(tmp_path / "picture.png") as picture:
+            assert picture.width > picture.height > 100
+
+
+def test_another_rate_is_chosen_only_if_it_is_clearly_better():
+    assert board.chosen_rate({"0.33": 30.0, "1": 29.5, "3": 20.0}) == "1"
+    assert board.chosen_rate({"0.33": 30.0, "1": 28.5, "3": 31.0}) == "3"
+    assert board.chosen_rate({"0.33": 30.0, "1": 29.5}, margin=0.0) == "0.33"

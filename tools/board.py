@@ -1,9 +1,11 @@
 """`python -m tools.board` pretrains small ViTs by all methods with the same FLOPs, and evaluates them: docs/boards.md.
 
-    python -m tools.board --images cifar10:PATH --out runs/board --budget 5 --record records/cifar10-5tflop
+    python -m tools.board --images cifar10:PATH --transfer cifar100:PATH --out runs/board --budget 50 \\
+        --record records/cifar10-50tflop
     python -m tools.board ... --seeds 1 2 --methods mae dino --evaluate knn@dino    two more trainings of these methods
-    python -m tools.board --table records/cifar10-5tflop                the table, from the record alone
-    python -m tools.board --figure records/cifar10-5tflop docs/board.png     the picture of README.md, from the record
+    python -m tools.board ... --methods mae --evaluate                  train only
+    python -m tools.board --table records/cifar10-50tflop               the table, from the record alone
+    python -m tools.board --figure records/cifar10-50tflop docs/board.png    the picture of README.md, from the record
 
 Trainings and evaluations are calls of `import bench`. Results in --out are not computed again, so the same command
 resumes after a kill. The record contains the methods that are finished.
@@ -11,19 +13,20 @@ resumes after a kill. The record contains the methods that are finished.
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 import bench
 from bench.reports.record import stored_results
-from bench.results.record import MetricRecord
+from bench.reports.site import training_log
+from bench.results.record import CheckpointUsed, MetricRecord
 from bench.results.store import StoredResult
 from bench.statistics.compare import interval_text, p_text
 from bench.statistics.matching import match_results, paired_test
@@ -49,50 +52,84 @@ CHANGES: dict[str, dict[str, Any]] = {
     "maskfeat": {"hog_cell": 8},
 }
 RATES = (1 / 3, 1.0, 3.0)  # multiples of the recipe's learning rate that are tried
+MARGIN = 1.0  # points of accuracy by which another rate has to be better than the recipe's: about a standard error
 SEARCH_IMAGES = 2000  # in the gallery, and held-out queries, of the k-NN that selects the rate
+CURVE_POINTS = 10  # at most, of the k-NN accuracy during a training, on images as many as those of the search
 HELD_OUT = 0.1  # share of the training images on which rates are selected and no network is trained
 PER_CLASS = 5000  # training images of each of CIFAR-10's ten classes
 
-LIMIT = 2500  # images of each split that evaluations read
-STARTS = "knn@dino,knn@moca,linear_sgd@ibot_base_cached"  # also evaluated on raw pixels and on initial weights
-QUICK = f"{STARTS},lowshot@bench,health@val"
-SUITES = [QUICK, "robustness@cached", "finetune@smoke", "attentive@smoke"]
-PROBE = {"epochs": 20, "batch": 256}
+
+class Readout(NamedTuple):
+    """Protocols of one group: the images that they read, and the networks that they evaluate."""
+
+    protocols: tuple[str, ...]
+    data: str = "cifar10"  # or "cifar100", the images of --transfer
+    limit: int = 5000  # images of each split
+    of_starts: bool = True  # initial weights are evaluated as well
+    of_pixels: bool = False  # and raw pixels
+
+
+LINEAR = "linear_sgd@ibot_base_cached"
+READOUTS = (
+    Readout(("knn@dino", "knn@moca", LINEAR), of_pixels=True),
+    Readout(("knn@dino", LINEAR), data="cifar100", of_pixels=True),
+    Readout(("lowshot@mieb",), of_starts=False),
+    Readout(("finetune@smoke",), limit=2500),
+    Readout(("attentive@smoke",), limit=2500, of_starts=False),
+)
 SETTINGS: dict[str, Any] = {
     **{"knn.k": (20,), "knn.temperature": (0.07,)},
-    **{f"{task}.{name}": value for task in ("linear", "robustness") for name, value in PROBE.items()},
-    "robustness.images": 50,
+    **{"linear.epochs": 20, "linear.batch": 256},
     **{"finetune.epochs": 10, "finetune.batch": 64},
     **{"attentive.epochs": 20, "attentive.batch": 128},
     **{"attentive.attention_heads": 4, "attentive.lrs": (0.0005, 0.002, 0.005)},
 }
+DRAWN = ("k-NN, class token", "linear", "fine-tuned", "CIFAR-100, linear")  # columns in the picture
+CURVES_IN_ROW = 6
 PIXELS, START, SEED = "pixels-32", "-start", "-seed"  # parts of the names in results
 SIGNIFICANT = 0.01  # p after Holm's correction
-COLUMNS = (  # header, protocol, metric
-    ("k-NN, class token", "knn@dino", "top1_k20"),
-    ("k-NN, patches", "knn@moca", "top1_k20"),
-    ("linear", "linear_sgd@ibot_base_cached", "top1"),
-    ("5 shots", "lowshot@bench", "top1_5shot"),
-    ("attentive", "attentive@smoke", "top1"),
-    ("fine-tuned", "finetune@smoke", "top1"),
-    ("corruptions, mCE", "robustness@cached", "generated_mce_of7"),
-    ("RankMe", "health@val", "rankme"),
+
+
+class Column(NamedTuple):
+    """A column of the table: the metric of a protocol."""
+
+    header: str
+    protocol: str
+    metric: str
+    data: str = "cifar10"
+    tested: bool = False  # paired tests against initial weights, and for k-NN against raw pixels
+
+
+KNN = Column("k-NN, class token", "knn@dino", "top1_k20", tested=True)
+COLUMNS = (  # those that a record has no numbers of are left out
+    KNN,
+    Column("k-NN, patches", "knn@moca", "top1_k20", tested=True),
+    Column("linear", LINEAR, "top1", tested=True),
+    Column("16 shots", "lowshot@mieb", "top1_16shot"),
+    Column("5 shots", "lowshot@bench", "top1_5shot"),
+    Column("attentive", "attentive@smoke", "top1"),
+    Column("fine-tuned", "finetune@smoke", "top1", tested=True),
+    Column("CIFAR-100, k-NN", "knn@dino", "top1_k20", data="cifar100", tested=True),
+    Column("CIFAR-100, linear", LINEAR, "top1", data="cifar100", tested=True),
+    Column("RankMe", "health@val", "rankme"),
 )
-TESTED = COLUMNS[:3]  # columns with paired tests against initial weights and raw pixels
 OPTIONS = bench.Options(workers=0)
 PAGE = """# CIFAR-10, {tflop:g} TFLOP a method
 
 {count} methods pretrained a ViT of width 128 and depth 4 on images of 32 px in patches of 8 px, with {tflop:g} TFLOP
-each: all products of all networks, forward and back, as the project counts them; {minutes:.2g} minutes of a CPU core
-at 50 GFLOP/s. [docs/boards.md](../docs/boards.md) says what this shows, and what it cannot.
+each: all products of all networks, forward and back, as the project counts them.
+[docs/boards.md](../docs/boards.md) says what this shows, and what it cannot.
 
 `bench record --check {name}` checks the numbers. `python -m tools.board --table FOLDER` prints the first table.
 
-Accuracies in % on {images} validation images, with {images} training images behind every probe, and 95 % intervals.
-s: better than the network's own initial weights; p: better than raw pixels, by k-NN alone; -s and -p: worse; all
-p < {level} after Holm's correction over {tests} tests. mCE: less is better.{left}
+Accuracies in % on {images} validation images, with {training_images} training images behind every probe{fewer}. In
+brackets 95 % intervals over images; with a sign the gain on the network's own initial weights. One training each; seeds
+can change the order. s: better than the own initial weights; p: better than raw pixels, by k-NN alone; -s and -p:
+worse; all p < {level} after Holm's correction over {tests} tests.{left}
 
 {table}
+
+{gained}
 
 ## Significant differences
 
@@ -100,7 +137,7 @@ p < {level} after Holm's correction over {tests} tests. mCE: less is better.{lef
 
 ## Trainings
 
-Seconds are of a busy core, views included. The last columns are the search: k-NN (k = 20, class token or mean patch,
+The last columns are the search: k-NN (k = 20, class token or mean patch,
 whichever is better) of {search_images} held-out training images among {search_images} others, after a training with
 {share:g} of the budget at each multiple of the recipe's learning rate.
 
@@ -119,11 +156,20 @@ over trainings; intervals above are over validation images).
 {table}"""
 
 
+def chosen_rate(accuracies: Mapping[str, float], margin: float = MARGIN) -> str:
+    """The best rate, or the recipe's own if it is within the margin. accuracies: rate as text -> k-NN accuracy in %."""
+    best = max(accuracies, key=accuracies.__getitem__)
+    return "1" if accuracies[best] - accuracies.get("1", 0.0) <= margin else best
+
+
 class Board:
     """The trainings and evaluations of one budget, below the folder `out`."""
 
-    def __init__(self, images: str, out: Path, tflop: float, search_share: float = 0.25) -> None:
+    def __init__(
+        self, images: str, out: Path, tflop: float, search_share: float = 0.05, transfer: str | None = None
+    ) -> None:
         self.images, self.out, self.tflop, self.search_share = images, out, tflop, search_share
+        self.transfer = transfer  # URL of other images on which the networks are evaluated
 
     def training_subset(self, images: int) -> str:
         """The URL of a number of training images, the same number of each class.
@@ -132,11 +178,21 @@ class Board:
         """
         return f"{self.images}?val={1 - ceil(images / 10) / PER_CLASS:.4f}&seed=0"
 
-    def pretrain(self, method: str, images: str, run: Path, seed: int = 0, **settings: Any) -> Path:
+    def pretrain(self, method: str, images: str, run: Path, seed: int = 0, knn_every: int = 0, **settings: Any) -> Path:
         """Run or resume a training, unless it is finished; returns its folder `run`."""
         if not (run / "export" / "cost.json").exists():
-            changes = NETWORK | CHANGES.get(method, {}) | settings
-            bench.pretrain(method, "32px", images, run, settings=changes, resume=True, seed=seed, options=OPTIONS)
+            bench.pretrain(
+                method,
+                "32px",
+                images,
+                run,
+                settings=NETWORK | CHANGES.get(method, {}) | settings,
+                resume=True,
+                seed=seed,
+                knn_every=knn_every,
+                knn_limit=SEARCH_IMAGES if knn_every else None,
+                options=OPTIONS,
+            )
         return run
 
     def train(self, method: str, seed: int, rate: float, share: float) -> Path:
@@ -155,7 +211,9 @@ class Board:
         updates = max(1, round(images_seen / epochs / batch))  # of an epoch
         run = self.out / ("runs" if share == 1 else "search") / f"{method}-seed{seed}-lr{rate:.2g}"
         lr = float(f"{recipe['lr'] * rate:.3g}")
-        return self.pretrain(method, self.training_subset(updates * batch), run, seed, epochs=epochs, lr=lr)
+        knn_every = ceil(epochs / CURVE_POINTS) if share == 1 else 0
+        images = self.training_subset(updates * batch)
+        return self.pretrain(method, images, run, seed, knn_every, epochs=epochs, lr=lr)
 
     def search_rate(self, method: str) -> dict[str, float]:
         """Rate -> k-NN accuracy on held-out training images, of the class token or the mean patch."""
@@ -173,7 +231,7 @@ class Board:
             "knn@dino,knn@moca",
             {"heldout": f"{self.images}?val={HELD_OUT}&seed=0"},
             names=[run.name],
-            settings=settings_for("knn"),
+            settings=settings_for(["knn@dino"]),
             limit=SEARCH_IMAGES,
             out=self.out / "search-results",
             options=OPTIONS,
@@ -181,9 +239,9 @@ class Board:
         return max(result.numbers["top1_k20"] for result in results)
 
     def train_at_best_rate(self, method: str, seed: int) -> Path:
-        """Train with the whole budget, at the best rate; returns the folder."""
-        accuracies = self.search_rate(method)
-        return self.train(method, seed, max(RATES, key=lambda rate: accuracies[f"{rate:.2g}"]), 1.0)
+        """Train with the whole budget, at the chosen rate; returns the folder."""
+        chosen = chosen_rate(self.search_rate(method))
+        return self.train(method, seed, next(rate for rate in RATES if f"{rate:.2g}" == chosen), 1.0)
 
     @property
     def seeds(self) -> list[int]:
@@ -204,28 +262,29 @@ class Board:
             for method, run in self.finished(seed).items()
         }
 
-    def evaluate(self, seed: int, suites: Sequence[str]) -> None:
-        """Evaluate raw pixels and initial weights, and then all finished trainings by one suite after another."""
+    def evaluate(self, seed: int, protocols: Collection[str]) -> None:
+        """Evaluate raw pixels, initial weights and finished trainings by those READOUTS that are among `protocols`."""
         runs = {label(method, seed): run for method, run in self.finished(seed).items()}
-        initial = {f"{name}{START}": run / "start" for name, run in runs.items()}
+        networks: dict[str, Path | str] = {name: run / "export" for name, run in runs.items()}
         different = set(self.starts(seed).values())
-        starts: dict[str, Path | str] = {name: run for name, run in initial.items() if name in different}
-        self.run_suite({PIXELS: "pixels:32"} | starts, STARTS)
-        for suite in suites:
-            self.run_suite({name: run / "export" for name, run in runs.items()}, suite)
-
-    def run_suite(self, checkpoints: Mapping[str, Path | str], suite: str) -> None:
-        """Evaluate checkpoints, name -> reference, by a suite."""
-        bench.evaluate_suite(
-            list(checkpoints.values()),
-            suite,
-            {"cifar10": self.images},
-            names=list(checkpoints),
-            settings=settings_for(suite),
-            limit=LIMIT,
-            out=self.out,
-            options=OPTIONS,
-        )
+        starts = {f"{name}{START}": run / "start" for name, run in runs.items() if f"{name}{START}" in different}
+        for readout in READOUTS:
+            chosen = [protocol for protocol in readout.protocols if protocol in protocols]
+            url = {"cifar10": self.images, "cifar100": self.transfer}[readout.data]
+            if not (chosen and url):
+                continue
+            others = ({PIXELS: "pixels:32"} if readout.of_pixels else {}) | (starts if readout.of_starts else {})
+            checkpoints = others | networks
+            bench.evaluate_suite(
+                list(checkpoints.values()),
+                ",".join(chosen),
+                {readout.data: url},
+                names=list(checkpoints),
+                settings=settings_for(chosen),
+                limit=readout.limit,
+                out=self.out,
+                options=OPTIONS,
+            )
 
     def write_record(self, folder: Path) -> None:
         """Write the record of all finished trainings and evaluations, and its two companion files."""
@@ -235,7 +294,13 @@ class Board:
         searches = {path.stem: json.loads(path.read_text()) for path in self.out.glob("search/*.json")}
         starts = {name: start for seed in self.seeds for name, start in self.starts(seed).items()}
         search = {name: searches[name] for name in sorted(searches)}
-        about = {"tflop": self.tflop, "search_share": self.search_share, "starts": starts, "search": search}
+        about = {
+            "tflop": self.tflop,
+            "search_share": self.search_share,
+            "margin": MARGIN,
+            "starts": starts,
+            "search": search,
+        }
         companion_file(folder, "json").write_text(json.dumps(about, indent=1) + "\n")
         companion_file(folder, "md").write_text(page(folder))
 
@@ -253,9 +318,10 @@ def label(method: str, seed: int) -> str:
     return f"{method}{SEED}{seed}" if seed else method
 
 
-def settings_for(suite: str) -> dict[str, Any]:
-    """The entries of SETTINGS for the tasks of a suite."""
-    return {name: value for name, value in SETTINGS.items() if name.partition(".")[0] in suite}
+def settings_for(protocols: Sequence[str]) -> dict[str, Any]:
+    """The entries of SETTINGS for the tasks of these protocols."""
+    tasks = {protocol.partition("@")[0].partition("_")[0] for protocol in protocols}
+    return {name: value for name, value in SETTINGS.items() if name.partition(".")[0] in tasks}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,86 +341,119 @@ class Record:
         return {name: start for name, start in self.about["starts"].items() if SEED not in name}
 
     @cached_property
-    def results(self) -> dict[tuple[str, str], StoredResult]:
-        """(checkpoint, protocol) -> its result."""
-        stored = stored_results(self.folder)
-        return {(entry.result.checkpoint.name, entry.result.protocol.name): entry for entry in stored}
+    def results(self) -> dict[tuple[str, str, str], StoredResult]:
+        """(checkpoint, name of the images, protocol) -> its result."""
+        results = {}
+        for entry in stored_results(self.folder):
+            result = entry.result
+            results[result.checkpoint.name, result.data.name, result.protocol.name] = entry
+        return results
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        """The columns of which the record has numbers."""
+        present = {(data, protocol) for _, data, protocol in self.results}
+        return [column for column in COLUMNS if (column.data, column.protocol) in present]
 
     @cached_property
     def tests(self) -> dict[tuple[str, str, str], tuple[PairedTest, float]]:
         """(network, initial weights or raw pixels, header of the column) -> paired test, and p after Holm's correction
         over all of these tests."""
         tests = {}
-        for name, start in self.networks.items():
-            # Linear probes of raw pixels overfit, with 3072 numbers per image of 2500, so they are not compared.
-            for other, (header, protocol, metric) in [*product([start], TESTED), *product([PIXELS], TESTED[:2])]:
-                if (name, protocol) not in self.results or (other, protocol) not in self.results:
+        for (name, start), column in product(self.networks.items(), self.columns):
+            # Linear probes of raw pixels overfit, with 3072 numbers per image of thousands, so they are not compared.
+            for other in (start, PIXELS) if column.protocol != LINEAR else (start,):
+                own_result, other_result = self.stored(name, column), self.stored(other, column)
+                if not (column.tested and own_result and other_result):
                     continue
-                own_result, other_result = self.results[name, protocol], self.results[other, protocol]
                 if matches := match_results([own_result], [other_result], (name, other))[0]:
-                    tests[name, other, header] = paired_test(matches[0], metric)
+                    tests[name, other, column.header] = paired_test(matches[0], column.metric)
         corrected = holm([test.p for test in tests.values()])
         return {key: (test, p) for (key, test), p in zip(tests.items(), corrected, strict=True)}
 
-    def number(self, name: str, protocol: str, metric: str) -> MetricRecord | None:
-        stored = self.results.get((name, protocol))
-        return stored.result.metrics.get(metric) if stored else None
+    def stored(self, name: str, column: Column) -> StoredResult | None:
+        return self.results.get((name, column.data, column.protocol))
 
-    def marks(self, name: str, header: str) -> str:
+    def number(self, name: str, column: Column) -> MetricRecord | None:
+        stored = self.stored(name, column)
+        return stored.result.metrics.get(column.metric) if stored else None
+
+    def marks(self, name: str, column: Column) -> str:
         """Marks of significant tests: ` s` better than initial weights, ` p` than raw pixels; ` -s` and ` -p` worse."""
         marks = ""
         for other, mark in ((self.networks.get(name, ""), "s"), (PIXELS, "p")):
-            test, p = self.tests.get((name, other, header), (None, 1.0))
+            test, p = self.tests.get((name, other, column.header), (None, 1.0))
             if test and p < SIGNIFICANT:
                 marks += f" {'-' if test.difference < 0 else ''}{mark}"
         return marks
 
-    def cell(self, name: str, header: str, protocol: str, metric: str) -> str:
-        """A number with its marks and, in the TESTED columns, its interval; "" if there is no result."""
-        number = self.number(name, protocol, metric)
+    def cell(self, name: str, column: Column) -> str:
+        """A number, its interval if it is tested, the gain on initial weights, and marks; "" if there is no result."""
+        number = self.number(name, column)
         if not number:
             return ""
-        is_tested = (header, protocol, metric) in TESTED
-        interval = f" {interval_text(*number.interval)}" if number.interval and is_tested else ""
-        return f"{number.value:.1f}{interval}{self.marks(name, header)}"
+        start = self.number(self.networks.get(name, ""), column)
+        interval = f" {interval_text(*number.interval)}" if number.interval and column.tested else ""
+        gain = f", {number.value - start.value:+.1f}" if start else ""
+        return f"{number.value:.1f}{interval}{gain}{self.marks(name, column)}"
 
     @property
     def names(self) -> list[str]:
-        """Trained networks and raw pixels by falling linear accuracy, then initial weights."""
-        return sorted(
-            {name for name, _ in self.results if SEED not in name},
-            key=lambda name: (name.endswith(START), -self.linear(name), name),
-        )
+        """Trained networks and raw pixels by falling k-NN accuracy."""
+        names = [*self.networks, *([PIXELS] if self.number(PIXELS, KNN) else [])]
+        return sorted(names, key=lambda name: (-self.best_knn(name), name))
+
+    def best_knn(self, name: str) -> float:
+        """k-NN accuracy on the images of the training, of the class token or the mean patch."""
+        numbers = [self.number(name, column) for column in COLUMNS[:2]]
+        return max((number.value for number in numbers if number), default=0.0)
 
     def table(self) -> str:
         """Markdown table of the metrics of all checkpoints of the first seed."""
-        columns = [column for column in COLUMNS if any(protocol == column[1] for _, protocol in self.results)]
-        rows = [[name, *(self.cell(name, *column) for column in columns)] for name in self.names]
-        return "\n".join(markdown_table([["", *(header for header, _, _ in columns)], *rows], "---:"))
+        rows = [[name, *(self.cell(name, column) for column in self.columns)] for name in self.names]
+        return "\n".join(markdown_table([["", *(column.header for column in self.columns)], *rows], "---:"))
+
+    def gained(self) -> str:
+        """Markdown table of how many networks are better than their initial weights and than raw pixels."""
+        tested = [column for column in self.columns if column.tested]
+        rows = []
+        for kind, others in (("their initial weights", set(self.networks.values())), ("raw pixels", {PIXELS})):
+            row = [kind]
+            for column in tested:
+                tests = [
+                    (test, p)
+                    for (_, other, of), (test, p) in self.tests.items()
+                    if of == column.header and other in others
+                ]
+                better = sum(test.difference > 0 and p < SIGNIFICANT for test, p in tests)
+                row.append(f"{better} of {len(tests)}" if tests else "")
+            rows.append(row)
+        return "\n".join(markdown_table([["better than", *(column.header for column in tested)], *rows], "---:"))
 
     def figure(self, marked: str = "") -> "Figure":
-        """The accuracies of TESTED with their intervals: a row for each trained network; open circles are its initial
+        """The accuracies of DRAWN with their intervals: a row for each trained network; open circles are its initial
         weights, and the band is raw pixels. The row of the network `marked` is shaded."""
         from matplotlib.figure import Figure
 
+        drawn = [column for column in self.columns if column.header in DRAWN]
+
         networks = [name for name in self.names if name in self.networks][::-1]  # the best at the top
         figure = Figure(figsize=(9.5, 5.2), layout="constrained")
-        panels = figure.subplots(1, len(TESTED), sharey=True)
-        for axis, (header, protocol, metric) in zip(panels, TESTED, strict=True):
-            pixels = self.number(PIXELS, protocol, metric)
-            if pixels and pixels.interval and header != "linear":  # which overfits raw pixels
+        panels = figure.subplots(1, len(drawn), sharey=True, squeeze=False)[0]
+        for axis, column in zip(panels, drawn, strict=True):
+            pixels = self.number(PIXELS, column)
+            if pixels and pixels.interval and column.protocol != LINEAR:  # which overfits raw pixels
                 axis.axvspan(*pixels.interval, color="0.9", label="raw pixels")
             for row, name in enumerate(networks):
                 if name == marked:
                     axis.axhspan(row - 0.5, row + 0.5, color="#0072b2", alpha=0.2)
-                start = self.number(self.networks[name], protocol, metric)
-                trained = self.number(name, protocol, metric)
+                start, trained = self.number(self.networks[name], column), self.number(name, column)
                 if start:
                     axis.plot(start.value, row, "o", color="0.55", markerfacecolor="white", label="initial weights")
                 if trained and trained.interval:
                     axis.plot(trained.interval, [row, row], "-", color="#0072b2", label="pretrained, 95 % interval")
                     axis.plot(trained.value, row, "o", color="#0072b2")
-            axis.set_title(f"{header}, accuracy in %", fontsize="medium")
+            axis.set_title(f"{column.header}, %", fontsize="medium")
             axis.set_yticks(range(len(networks)), networks)
             axis.grid(axis="x", color="0.9")
             axis.set_axisbelow(True)
@@ -364,9 +463,35 @@ class Record:
         figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=3, frameon=False)
         return figure
 
-    def linear(self, name: str) -> float:
-        number = self.number(name, *TESTED[2][1:])
-        return number.value if number else 0.0
+    def curves(self) -> "Figure":
+        """k-NN accuracy during each training, over the share of its updates; grey: the other trainings."""
+        from matplotlib.figure import Figure
+
+        curves = {name: self.curve(name) for name in self.names if name in self.networks}
+        rows = ceil(len(curves) / CURVES_IN_ROW)
+        figure = Figure(figsize=(9.5, 1 + 1.5 * rows), layout="constrained")
+        panels = figure.subplots(rows, CURVES_IN_ROW, sharex=True, sharey=True, squeeze=False).flat
+        for axis, name in zip(panels, curves, strict=False):
+            for other in curves.values():
+                axis.plot(*other, color="0.85", linewidth=0.8)
+            axis.plot(*curves[name], color="#0072b2", marker="o", markersize=3)
+            axis.set_title(name, fontsize="medium")
+            axis.grid(axis="y", color="0.9")
+        for axis in panels:  # those that are left over
+            axis.set_axis_off()
+        figure.supxlabel("share of the budget", fontsize="medium")
+        figure.supylabel("k-NN accuracy in %", fontsize="medium")
+        return figure
+
+    def curve(self, name: str) -> tuple[list[float], list[float]]:
+        """Shares of the updates, and the k-NN accuracy after them, from the log of a training."""
+        lines = training_log(self.folder, self.checkpoint(name))
+        steps = max((line["step"] for line in lines), default=1)
+        points = [(line["step"] / steps, line["knn_top1"]) for line in lines if "knn_top1" in line]
+        return [share for share, _ in points], [top1 for _, top1 in points]
+
+    def checkpoint(self, name: str) -> CheckpointUsed:
+        return next(entry.result.checkpoint for (of, *_), entry in self.results.items() if of == name)
 
     def differences(self) -> str:
         """Table of the significant differences, largest first."""
@@ -385,35 +510,39 @@ class Record:
         rows = []
         for method in self.networks:
             names = [name for name in self.about["starts"] if name == method or name.startswith(f"{method}{SEED}")]
-            cells = [self.over_seeds(names, protocol, metric) for _, protocol, metric in TESTED] if names[1:] else []
+            cells = [self.over_seeds(names, column) for column in self.columns if column.tested] if names[1:] else []
             rows += [[method, str(len(names)), *cells]] if cells else []
-        header = ["method", "trainings", *(header for header, _, _ in TESTED)]
+        header = ["method", "trainings", *(column.header for column in self.columns if column.tested)]
         return SEEDS.format(table="\n".join(markdown_table([header, *rows], "---:"))) if rows else ""
 
-    def over_seeds(self, names: Sequence[str], protocol: str, metric: str) -> str:
-        """Mean and standard deviation over the networks of a method; mean gain on initial weights with its interval."""
-        values = np.array([self.results[name, protocol].result.metrics[metric].value for name in names])
-        starts = [self.results[self.about["starts"][name], protocol].result.metrics[metric].value for name in names]
-        gains = values - starts
-        interval, _ = paired_t(gains)
-        return f"{values.mean():.1f} \u00b1 {values.std(ddof=1):.1f}, {gains.mean():+.1f} {interval_text(*interval)}"
+    def over_seeds(self, names: Sequence[str], column: Column) -> str:
+        """Mean and standard deviation over the networks of a method, and the mean gain on initial weights with its
+        interval; "" if one of them has no result."""
+        trained = [self.number(name, column) for name in names]
+        untrained = [self.number(self.about["starts"][name], column) for name in names]
+        values = np.array([number.value for number in trained if number])
+        starts = np.array([number.value for number in untrained if number])
+        if not len(names) == len(values) == len(starts):
+            return ""
+        interval, _ = paired_t(values - starts)
+        gain = f"{(values - starts).mean():+.1f} {interval_text(*interval)}"
+        return f"{values.mean():.1f} \u00b1 {values.std(ddof=1):.1f}, {gain}"
 
     def trainings(self) -> str:
         """Table of the cost of each training, and of held-out accuracy by learning rate, with the chosen rate bold."""
         rows = []
         for name in self.networks:
-            used = self.results[name, TESTED[0][1]].result.checkpoint
+            used = self.checkpoint(name)
             folder = self.folder / "checkpoints" / used.unique_name
             run, cost = (json.loads((folder / file).read_text()) for file in ("run.json", "cost.json"))
             settings, gflop = run["settings"], cost["gflop_per_image"]
             updates = run["data"]["images"] // settings["batch"]
             tflop = settings["epochs"] * updates * settings["batch"] * gflop / 1e3
             top1s = self.about["search"][used.method]
-            best = max(top1s, key=top1s.__getitem__)
-            row = [name, f"{gflop:.3f}", f"{settings['epochs']} x {updates}", f"{tflop:.2f}"]
-            row += [f"{cost['hours'] * 3600:.0f}", f"{settings['lr']:.2g}"]
+            best = chosen_rate(top1s, self.about.get("margin", 0.0))  # older records: without a margin
+            row = [name, f"{gflop:.3f}", f"{settings['epochs']} x {updates}", f"{tflop:.2f}", f"{settings['lr']:.2g}"]
             rows.append(row + [f"**{top1:.1f}**" if rate == best else f"{top1:.1f}" for rate, top1 in top1s.items()])
-        header = ["method", "GFLOP an image", "epochs x updates", "TFLOP", "seconds", "learning rate"]
+        header = ["method", "GFLOP an image", "epochs x updates", "TFLOP", "learning rate"]
         return "\n".join(markdown_table([[*header, *(f"x {rate:.2g}" for rate in RATES)], *rows], "---:"))
 
 
@@ -422,15 +551,21 @@ def page(folder: Path) -> str:
     record = Record(folder=folder)
     tflop, trained = record.about["tflop"], record.networks
     untrained = [method for method in METHODS if method not in trained]
+    main = [entry.result for (_, data, _), entry in record.results.items() if data == KNN.data]
+    limits = sorted({result.limit or 0 for result in main}, reverse=True)
+    fewer = f" ({limits[1]} for attentive probes and fine-tuning)" if limits[1:] else ""
+    images = {split: min(number, limits[0] or number) for split, number in main[0].data.images.items()}
     return PAGE.format(
         name=folder.name,
         tflop=tflop,
-        minutes=tflop * 1e12 / 50e9 / 60,
         count=len(trained),
-        images=LIMIT,
+        images=f"{images['val']:,}",
+        training_images=f"{images['train']:,}",
+        fewer=fewer,
         level=SIGNIFICANT,
         tests=len(record.tests),
         left=f" Not trained: {', '.join(untrained)}." if untrained else "",
+        gained=record.gained(),
         table=record.table(),
         differences=record.differences(),
         seeds=record.seeds(),
@@ -448,15 +583,20 @@ def main() -> None:
     parser.add_argument(
         "--figure", type=Path, nargs=2, metavar=("FOLDER", "FILE"), help="draw a record, and do nothing else"
     )
+    parser.add_argument(
+        "--curves", type=Path, nargs=2, metavar=("FOLDER", "FILE"), help="draw its k-NN curves, and do nothing else"
+    )
     parser.add_argument("--images", metavar="URL", help="cifar10:PATH")
+    parser.add_argument("--transfer", metavar="URL", help="cifar100:PATH: the same networks on other images")
     parser.add_argument("--out", type=Path, help="folder of trainings and results")
     parser.add_argument("--budget", type=float, default=1.0, metavar="TFLOP", help="of each training (1)")
     parser.add_argument(
-        "--search-share", type=float, default=0.25, metavar="SHARE", help="of the budget, for each learning rate (0.25)"
+        "--search-share", type=float, default=0.05, metavar="SHARE", help="of the budget, for each learning rate (0.05)"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS, metavar="METHOD")
-    parser.add_argument("--evaluate", nargs="*", default=SUITES, metavar="SUITE", help="protocols with commas")
+    known = list(dict.fromkeys(protocol for readout in READOUTS for protocol in readout.protocols))
+    parser.add_argument("--evaluate", nargs="*", default=known, choices=known, metavar="PROTOCOL", help="(all)")
     parser.add_argument("--record", type=Path, metavar="FOLDER", help="written at the end")
     arguments = parser.parse_args()
     if arguments.table:
@@ -466,9 +606,13 @@ def main() -> None:
         folder, path = arguments.figure
         Record(folder=folder).figure().savefig(path, dpi=150)
         return
+    if arguments.curves:
+        folder, path = arguments.curves
+        Record(folder=folder).curves().savefig(path, dpi=150)
+        return
     if not (arguments.images and arguments.out):
         parser.error("--images and --out are needed")
-    board = Board(arguments.images, arguments.out, arguments.budget, arguments.search_share)
+    board = Board(arguments.images, arguments.out, arguments.budget, arguments.search_share, arguments.transfer)
     for seed in arguments.seeds:
         for method in arguments.methods:
             say(f"seed {seed}: {board.train_at_best_rate(method, seed)}")

@@ -49,6 +49,7 @@ TOOL = "ssl-vit-bench"  # name of the package
 ABOUT, SUMS = "record.json", "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.sig"  # made by ssh-keygen -Y sign
 CHECKPOINT_FILES = ("config.json", COST, RUN, LOG)  # two of its export, and two of its pretraining
+LOG_LINES = 200
 README = """# Record of a leaderboard
 
 Made by `bench record`. Every number of [leaderboard.md](leaderboard.md) comes from a file of `results/`, which says
@@ -58,7 +59,7 @@ what was measured how. `path-3f2a91bc/cifar10` stands for a folder of the measur
 |---|---|
 | `leaderboard.md`, `.csv`, `.tex` | the tables |
 | `results/` | a JSON file for each result, with its values for every image (`.npz`) and the log of a failure (`.log`) |
-| `checkpoints/` | what each checkpoint is, and the log of its pretraining where it was done here; no weights |
+| `checkpoints/` | what each checkpoint is, and the log of its pretraining (at most 200 losses); no weights |
 | `references.bib` | BibTeX of every protocol and method used |
 | `SHA256SUMS` | of every file: `sha256sum -c SHA256SUMS` |
 
@@ -113,11 +114,23 @@ def _files_of_checkpoint(out: Path, used: CheckpointUsed) -> list[Path]:
 
 
 def _public_content(path: Path) -> bytes:
-    """A file's content without the folders of this machine; arrays are unchanged."""
+    """A file's content without the folders of this machine, and logs of trainings thinned; arrays are unchanged."""
     if path.suffix == ".json":
         return _json(without_folders(read_json(path)))
     content = read_regular(path)
-    return content if path.suffix == ".npz" else without_folders(content.decode("utf-8", "replace")).encode()
+    if path.suffix == ".npz":
+        return content
+    text = content.decode("utf-8", "replace")
+    return without_folders(thinned_log(text) if path.name == LOG else text).encode()
+
+
+def thinned_log(text: str) -> str:
+    """The log of a training with at most LOG_LINES lines of losses, evenly spaced, and all lines of monitors."""
+    lines = text.splitlines(keepends=True)
+    of_losses = [number for number, line in enumerate(lines) if '"updates"' in line]
+    every = -(-len(of_losses) // LOG_LINES)
+    left_out = set(of_losses) - set(of_losses[:: max(1, every)])
+    return "".join(line for number, line in enumerate(lines) if number not in left_out)
 
 
 def _json(value: Any) -> bytes:

@@ -15,7 +15,7 @@ from made_results import made_checkpoint, made_result, save_result
 from written import contents
 
 from bench.__main__ import main
-from bench.reports.record import SUMS, check_record, derived_files, number_differences
+from bench.reports.record import LOG_LINES, SUMS, check_record, derived_files, number_differences
 from bench.reports.site import about
 from bench.results.record import DataUsed, ProtocolUsed, Result, read_result
 from bench.run.checkpoints import describe
@@ -54,7 +54,9 @@ def folder(exports, tmp_path_factory) -> Path:
     trained = other.save(training / "export")
     identity = {"data": f"images:{PRIVATE}/photos", "method": "mae", "recipe": "32px"}
     (training / "run.json").write_text(json.dumps(identity))
-    (training / "log.jsonl").write_text('{"loss": 1.0}\n')
+    log = [{"step": step, "updates": 1, "loss": 1.0} for step in range(1, 1001)]
+    log[500:500] = [{"step": 500, "knn_top1": 40.0}]
+    (training / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
     third = describe(other, "third", str(trained))
     raw_pixels = made_checkpoint("pixels-32", 3, method="pixels", source="pixels:32")
     for number, checkpoint in enumerate((first, second, raw_pixels, third)):
@@ -102,6 +104,9 @@ def test_contents_of_a_record(folder, written):
         str(path.relative_to(folder)) for path in folder.rglob("*.npz")
     }
     assert sorted(path.name for path in trained.iterdir()) == ["config.json", "log.jsonl", "run.json"]
+    log = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in log if "updates" in line] == list(range(1, 1001, 1000 // LOG_LINES))
+    assert {"step": 500, "knn_top1": 40.0} in log
 
 
 def test_nothing_private_is_in_a_record(folder, written):
