@@ -32,7 +32,8 @@ def test_the_site_is_built_without_warnings(tmp_path, monkeypatch):
     site = tmp_path / "site"
     config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(site), strict=True)
     (tmp_path / "records").mkdir()
-    (tmp_path / "records" / RECORD).symlink_to(ROOT / "records" / RECORD)
+    for name in (RECORD, f"{RECORD}.json"):
+        (tmp_path / "records" / name).symlink_to(ROOT / "records" / name)
     monkeypatch.setattr(sys.modules["tools/site.py"], "RECORDS", tmp_path / "records")  # as mkdocs calls this hook
     build(config)  # Abort at the first warning
     pages = {path.relative_to(site).as_posix(): path.read_text() for path in site.rglob("*.html")}

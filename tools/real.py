@@ -256,14 +256,13 @@ def missing(results: Sequence[Result]) -> list[str]:
 def page(folder: Path) -> str:
     """The text of FOLDER.md, made from the record."""
     results = measured(folder)
-    leaderboard, network = leaderboard_of(results), network_of(results)
-    notes = [f"- {group}: {note}" for group, caveats in leaderboard.caveats.items() for note in caveats]
+    network = network_of(results)
     return PAGE.format(
         network=network,
         about=ABOUT.get(network, ""),
         name=folder.name,
         table=table(folder),
-        notes="\n".join(notes),
+        notes="\n".join(f"- {note}" for note in leaderboard_of(results).notes),
         missing="\n".join(missing(results)) or "Nothing.",
     )
 

@@ -68,7 +68,8 @@ def records() -> list[Path]:
 def board() -> Record | None:
     """The board whose figure the pages show: that of the largest budget, None if there is none."""
     boards = [Record(folder=folder) for folder in records() if companion_file(folder, "json").is_file()]
-    return max(boards, key=lambda record: float(record.about["tflop"]), default=None)
+    with_budget = [record for record in boards if "tflop" in record.about]  # not records of published networks
+    return max(with_budget, key=lambda record: float(record.about["tflop"]), default=None)
 
 
 CARDS = """

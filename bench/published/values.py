@@ -18,7 +18,6 @@ from math import sqrt
 from pathlib import Path
 
 from bench.results.record import DataUsed, Result, number_text
-from engine.errors import UserError
 from engine.printing import did_you_mean
 from engine.settings import setting_text
 
@@ -152,7 +151,7 @@ def set_name(data: DataUsed) -> str:
 def values_of(table: str) -> Sequence[PublishedValue]:
     """The values of one table. ValueError that suggests a similar name if the table does not exist."""
     if table not in TABLES:
-        raise UserError("plan", f"no such table{did_you_mean(table, list(TABLES), '`bench reproduce`')}", table)
+        raise ValueError(f"{table}: no such table{did_you_mean(table, list(TABLES), '`bench reproduce`')}")
     return [value for value in published_values() if value.table == table]
 
 

@@ -102,8 +102,7 @@ def numbers_of(results: Iterable[Result]) -> tuple[list[Number], list[str]]:
         for metric in metrics
         if cells[group, metric].higher_is_better is not None
     ]
-    notes = (f"{group}: {caveat}" for group, caveats in leaderboard.caveats.items() for caveat in caveats)
-    return numbers, list(dict.fromkeys(notes))
+    return numbers, leaderboard.notes
 
 
 # An absolute path of two parts or more; not the path of a URL, and not the second half of a word, as in ViT-S/16.

@@ -98,6 +98,15 @@ class Leaderboard:
     files: Mapping[str, Path] = field(default_factory=dict)  # format -> file that was written
     drawn_by: "Callable[[Leaderboard], str] | None" = None  # renders its HTML
 
+    @property
+    def notes(self) -> list[str]:
+        """Each caveat once, followed by its groups in brackets."""
+        groups = defaultdict[str, list[str]](list)
+        for group, caveats in self.caveats.items():
+            for caveat in dict.fromkeys(caveats):
+                groups[caveat].append(group)
+        return [f"{caveat} ({', '.join(names)})" for caveat, names in groups.items()]
+
     @cached_property
     def kinds(self) -> dict[CheckpointUsed, Kind]:
         """The kind of each row; initial weights are recognised by the folder `start` that a pretraining writes."""
