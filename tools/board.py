@@ -52,7 +52,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "maskfeat": {"hog_cell": 8},
 }
 RATES = (1 / 3, 1.0, 3.0)  # multiples of the recipe's learning rate that are tried
-MARGIN = 1.0  # points of accuracy by which another rate has to be better than the recipe's: about a standard error
+MARGIN = 2.0  # points of accuracy by which another rate has to be better than the recipe's: two standard errors
 SEARCH_IMAGES = 2000  # in the gallery, and held-out queries, of the k-NN that selects the rate
 CURVE_POINTS = 10  # at most, of the k-NN accuracy during a training, on images as many as those of the search
 HELD_OUT = 0.1  # share of the training images on which rates are selected and no network is trained
