@@ -24,7 +24,7 @@ Window = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 AREA = (0.08, 1.0)  # share of the image's area; torchvision's default, which all supervised trainings use
 RATIO = (3 / 4, 4 / 3)  # width by height; torchvision's default, which all sources use
 LOG_RATIO = (math.log(RATIO[0]), math.log(RATIO[1]))
-SINGLE_LOG_RATIO = torch.log(torch.tensor(RATIO)).tolist()  # in torchvision's single precision
+LOG_RATIO_FLOAT32 = torch.log(torch.tensor(RATIO)).tolist()  # as torchvision rounds them
 MAX_TRIES = 10  # torchvision's
 
 
@@ -43,7 +43,7 @@ class TorchDraws:
         return torch.empty(1).uniform_(low, high).item()
 
     def ratio(self) -> float:
-        return torch.exp(torch.empty(1).uniform_(*SINGLE_LOG_RATIO)).item()
+        return torch.exp(torch.empty(1).uniform_(*LOG_RATIO_FLOAT32)).item()
 
     def below(self, count: int) -> int:
         return int(torch.randint(0, count, (1,)).item())

@@ -52,9 +52,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "maskfeat": {"hog_cell": 8},
 }
 RATES = (1 / 3, 1.0, 3.0)  # multiples of the recipe's learning rate that are tried
-MARGIN = 2.0  # points of accuracy by which another rate has to be better than the recipe's: two standard errors
+# Points of accuracy by which another rate has to be better than the recipe's: two standard errors of an accuracy of
+# 25 % on SEARCH_IMAGES queries.
+MARGIN = 2.0
 SEARCH_IMAGES = 2000  # in the gallery, and held-out queries, of the k-NN that selects the rate
-CURVE_POINTS = 10  # at most, of the k-NN accuracy during a training, on images as many as those of the search
+CURVE_POINTS = 10  # at most this many k-NN accuracies during a training
 HELD_OUT = 0.1  # share of the training images on which rates are selected and no network is trained
 PER_CLASS = 5000  # training images of each of CIFAR-10's ten classes
 
@@ -111,7 +113,6 @@ COLUMNS = (  # those that a record has no numbers of are left out
     Column("fine-tuned", "finetune@smoke", "top1", tested=True),
     Column("CIFAR-100, k-NN", "knn@dino", "top1_k20", data="cifar100", tested=True),
     Column("CIFAR-100, linear", LINEAR, "top1", data="cifar100", tested=True),
-    Column("RankMe", "health@val", "rankme"),
 )
 OPTIONS = bench.Options(workers=0)
 PAGE = """# CIFAR-10, {tflop:g} TFLOP a method
@@ -122,14 +123,15 @@ each: all products of all networks, forward and back, as the project counts them
 
 `bench record --check {name}` checks the numbers. `python -m tools.board --table FOLDER` prints the first table.
 
-Accuracies in % on {images} validation images, with {training_images} training images behind every probe{fewer}. In
-brackets 95 % intervals over images; with a sign the gain on the network's own initial weights. One training each; seeds
-can change the order. s: better than the own initial weights; p: better than raw pixels, by k-NN alone; -s and -p:
-worse; all p < {level} after Holm's correction over {tests} tests.{left}
+Accuracies in % on {images} validation images, with {training_images} training images behind a probe{fewer}; few labels
+use as many as the column says. In brackets 95 % intervals over images; with a sign the gain over the network's own
+initial weights. The table has one training of each method; seeds can change the order. s: better than the own initial
+weights; p: better than raw pixels, by k-NN alone; -s and -p: worse; all p < {level} after Holm's correction over
+{tests} tests.{transfer}{left}
 
 {table}
 
-{gained}
+{better}
 
 ## Significant differences
 
@@ -139,18 +141,17 @@ worse; all p < {level} after Holm's correction over {tests} tests.{left}
 
 The last columns are the search: k-NN (k = 20, class token or mean patch,
 whichever is better) of {search_images} held-out training images among {search_images} others, after a training with
-{share:g} of the budget at each multiple of the recipe's learning rate.
+{share:g} of the budget at each multiple of the recipe's learning rate. The best rate is taken{margin}, and bold.
 
 {trainings}
 """
-
-
+TRANSFER = " Columns of CIFAR-100 evaluate the same networks on its images."
 SEEDS = """
 
 ## Several seeds
 
 The same trainings with other seeds for initial weights, images and augmentation, at the same learning rate: mean and
-standard deviation over trainings, and the mean gain on their own initial weights with its 95 % interval (Student's t
+standard deviation over trainings, and the mean gain over their own initial weights with its 95 % interval (Student's t
 over trainings; intervals above are over validation images).
 
 {table}"""
@@ -159,7 +160,7 @@ over trainings; intervals above are over validation images).
 def chosen_rate(accuracies: Mapping[str, float], margin: float = MARGIN) -> str:
     """The best rate, or the recipe's own if it is within the margin. accuracies: rate as text -> k-NN accuracy in %."""
     best = max(accuracies, key=accuracies.__getitem__)
-    return "1" if accuracies[best] - accuracies.get("1", 0.0) <= margin else best
+    return "1" if round(accuracies[best] - accuracies["1"], 6) <= margin else best
 
 
 class Board:
@@ -170,6 +171,11 @@ class Board:
     ) -> None:
         self.images, self.out, self.tflop, self.search_share = images, out, tflop, search_share
         self.transfer = transfer  # URL of other images on which the networks are evaluated
+
+    @property
+    def searched(self) -> str:
+        """The URL of the search's images, whose validation split is held out."""
+        return f"{self.images}?val={HELD_OUT}&seed=0"
 
     def training_subset(self, images: int) -> str:
         """The URL of a number of training images, the same number of each class.
@@ -190,10 +196,15 @@ class Board:
                 resume=True,
                 seed=seed,
                 knn_every=knn_every,
+                knn_data=self.searched if knn_every else None,
                 knn_limit=SEARCH_IMAGES if knn_every else None,
                 options=OPTIONS,
             )
         return run
+
+    def run(self, method: str, seed: int, rate: str, kind: str = "runs") -> Path:
+        """The folder of a training."""
+        return self.out / kind / f"{method}-seed{seed}-lr{rate}"
 
     def train(self, method: str, seed: int, rate: float, share: float) -> Path:
         """Train with a share of the budget, at `rate` times the recipe's learning rate; returns the folder.
@@ -209,7 +220,7 @@ class Board:
         images_seen = share * self.tflop * 1e3 / gflop_per_image
         epochs = max(recipe["epochs"], ceil(images_seen / (10 * PER_CLASS * (1 - HELD_OUT))))
         updates = max(1, round(images_seen / epochs / batch))  # of an epoch
-        run = self.out / ("runs" if share == 1 else "search") / f"{method}-seed{seed}-lr{rate:.2g}"
+        run = self.run(method, seed, f"{rate:.2g}", "runs" if share == 1 else "search")
         lr = float(f"{recipe['lr'] * rate:.3g}")
         knn_every = ceil(epochs / CURVE_POINTS) if share == 1 else 0
         images = self.training_subset(updates * batch)
@@ -229,7 +240,7 @@ class Board:
         results = bench.evaluate_suite(
             [run / "export"],
             "knn@dino,knn@moca",
-            {"heldout": f"{self.images}?val={HELD_OUT}&seed=0"},
+            {"heldout": self.searched},
             names=[run.name],
             settings=settings_for(["knn@dino"]),
             limit=SEARCH_IMAGES,
@@ -250,9 +261,10 @@ class Board:
         return sorted({int(name.partition(SEED)[2].partition("-")[0]) for name in names})
 
     def finished(self, seed: int) -> dict[str, Path]:
-        """Method -> folder of its finished training with the whole budget."""
-        folders = {method: list(self.out.glob(f"runs/{method}-seed{seed}-lr*/export/cost.json")) for method in METHODS}
-        return {method: paths[0].parents[1] for method, paths in folders.items() if paths}
+        """Method -> folder of its finished training with the whole budget, at the chosen rate."""
+        searched = [method for method in METHODS if (self.out / "search" / f"{method}.json").exists()]
+        runs = {method: self.run(method, seed, chosen_rate(self.search_rate(method))) for method in searched}
+        return {method: run for method, run in runs.items() if (run / "export" / "cost.json").exists()}
 
     def starts(self, seed: int) -> dict[str, str]:
         """Trained network -> name of its initial weights; networks with the same initial weights share a name."""
@@ -337,8 +349,13 @@ class Record:
 
     @property
     def networks(self) -> dict[str, str]:
-        """Network of the first seed -> its initial weights."""
-        return {name: start for name, start in self.about["starts"].items() if SEED not in name}
+        """Network of the first seed -> its initial weights. ValueError if none was evaluated."""
+        evaluated = {name for name, *_ in self.results}
+        starts = self.about["starts"].items()
+        networks = {name: start for name, start in starts if SEED not in name and name in evaluated}
+        if not networks:
+            raise ValueError(f"{self.folder} has no result of a network trained with seed 0")
+        return networks
 
     @cached_property
     def results(self) -> dict[tuple[str, str, str], StoredResult]:
@@ -361,10 +378,11 @@ class Record:
         over all of these tests."""
         tests = {}
         for (name, start), column in product(self.networks.items(), self.columns):
-            # Linear probes of raw pixels overfit, with 3072 numbers per image of thousands, so they are not compared.
-            for other in (start, PIXELS) if column.protocol != LINEAR else (start,):
+            # Linear probes of raw pixels overfit, with 3072 numbers per image and thousands of images.
+            others = [] if not column.tested else [start] if column.protocol == LINEAR else [start, PIXELS]
+            for other in others:
                 own_result, other_result = self.stored(name, column), self.stored(other, column)
-                if not (column.tested and own_result and other_result):
+                if not (own_result and other_result):
                     continue
                 if matches := match_results([own_result], [other_result], (name, other))[0]:
                     tests[name, other, column.header] = paired_test(matches[0], column.metric)
@@ -413,22 +431,24 @@ class Record:
         rows = [[name, *(self.cell(name, column) for column in self.columns)] for name in self.names]
         return "\n".join(markdown_table([["", *(column.header for column in self.columns)], *rows], "---:"))
 
-    def gained(self) -> str:
-        """Markdown table of how many networks are better than their initial weights and than raw pixels."""
-        tested = [column for column in self.columns if column.tested]
+    def better_counts(self) -> str:
+        """Markdown table of how many networks are significantly better than their initial weights and raw pixels."""
+        columns = [column for column in self.columns if column.tested]
         rows = []
-        for kind, others in (("their initial weights", set(self.networks.values())), ("raw pixels", {PIXELS})):
-            row = [kind]
-            for column in tested:
-                tests = [
+        for title, others in (("their initial weights", set(self.networks.values())), ("raw pixels", {PIXELS})):
+            row = [title]
+            for column in columns:
+                done = [
                     (test, p)
-                    for (_, other, of), (test, p) in self.tests.items()
-                    if of == column.header and other in others
+                    for (_, other, header), (test, p) in self.tests.items()
+                    if header == column.header and other in others
                 ]
-                better = sum(test.difference > 0 and p < SIGNIFICANT for test, p in tests)
-                row.append(f"{better} of {len(tests)}" if tests else "")
+                better = sum(test.difference > 0 and p < SIGNIFICANT for test, p in done)
+                row.append(f"{better} of {len(done)}" if done else "")
             rows.append(row)
-        return "\n".join(markdown_table([["better than", *(column.header for column in tested)], *rows], "---:"))
+        return "\n".join(
+            markdown_table([["significantly better than", *(column.header for column in columns)], *rows], "---:")
+        )
 
     def figure(self, marked: str = "") -> "Figure":
         """The accuracies of DRAWN with their intervals: a row for each trained network; open circles are its initial
@@ -436,6 +456,8 @@ class Record:
         from matplotlib.figure import Figure
 
         drawn = [column for column in self.columns if column.header in DRAWN]
+        if not drawn:
+            raise ValueError(f"{self.folder} has no result of {', '.join(DRAWN)}")
 
         networks = [name for name in self.names if name in self.networks][::-1]  # the best at the top
         figure = Figure(figsize=(9.5, 5.2), layout="constrained")
@@ -468,14 +490,17 @@ class Record:
         from matplotlib.figure import Figure
 
         curves = {name: self.curve(name) for name in self.names if name in self.networks}
+        if not any(shares for shares, _ in curves.values()):
+            raise ValueError(f"{self.folder} has no log with k-NN accuracies")
         rows = ceil(len(curves) / CURVES_IN_ROW)
         figure = Figure(figsize=(9.5, 1 + 1.5 * rows), layout="constrained")
         panels = figure.subplots(rows, CURVES_IN_ROW, sharex=True, sharey=True, squeeze=False).flat
-        for axis, name in zip(panels, curves, strict=False):
+        for name, axis in zip(curves, panels, strict=False):
             for other in curves.values():
                 axis.plot(*other, color="0.85", linewidth=0.8)
             axis.plot(*curves[name], color="#0072b2", marker="o", markersize=3)
             axis.set_title(name, fontsize="medium")
+            axis.tick_params(labelbottom=True)  # the panel below may be empty
             axis.grid(axis="y", color="0.9")
         for axis in panels:  # those that are left over
             axis.set_axis_off()
@@ -491,7 +516,7 @@ class Record:
         return [share for share, _ in points], [top1 for _, top1 in points]
 
     def checkpoint(self, name: str) -> CheckpointUsed:
-        return next(entry.result.checkpoint for (of, *_), entry in self.results.items() if of == name)
+        return next(entry.result.checkpoint for (network, *_), entry in self.results.items() if network == name)
 
     def differences(self) -> str:
         """Table of the significant differences, largest first."""
@@ -518,12 +543,10 @@ class Record:
     def over_seeds(self, names: Sequence[str], column: Column) -> str:
         """Mean and standard deviation over the networks of a method, and the mean gain on initial weights with its
         interval; "" if one of them has no result."""
-        trained = [self.number(name, column) for name in names]
-        untrained = [self.number(self.about["starts"][name], column) for name in names]
-        values = np.array([number.value for number in trained if number])
-        starts = np.array([number.value for number in untrained if number])
-        if not len(names) == len(values) == len(starts):
+        numbers = [self.number(name, column) for name in (*names, *(self.about["starts"][name] for name in names))]
+        if None in numbers:
             return ""
+        values, starts = np.array([number.value for number in numbers if number]).reshape(2, -1)
         interval, _ = paired_t(values - starts)
         gain = f"{(values - starts).mean():+.1f} {interval_text(*interval)}"
         return f"{values.mean():.1f} \u00b1 {values.std(ddof=1):.1f}, {gain}"
@@ -551,21 +574,24 @@ def page(folder: Path) -> str:
     record = Record(folder=folder)
     tflop, trained = record.about["tflop"], record.networks
     untrained = [method for method in METHODS if method not in trained]
-    main = [entry.result for (_, data, _), entry in record.results.items() if data == KNN.data]
-    limits = sorted({result.limit or 0 for result in main}, reverse=True)
-    fewer = f" ({limits[1]} for attentive probes and fine-tuning)" if limits[1:] else ""
-    images = {split: min(number, limits[0] or number) for split, number in main[0].data.images.items()}
+    results = [entry.result for (_, data, _), entry in record.results.items() if data == KNN.data]
+    limit, *fewer = sorted({result.limit for result in results if result.limit}, reverse=True)
+    about_fewer = f" ({fewer[0]:,} for attentive probes and fine-tuning)" if fewer else ""
+    images = {split: min(number, limit) for split, number in results[0].data.images.items()}
+    margin = record.about.get("margin")
     return PAGE.format(
         name=folder.name,
         tflop=tflop,
         count=len(trained),
         images=f"{images['val']:,}",
         training_images=f"{images['train']:,}",
-        fewer=fewer,
+        fewer=about_fewer,
+        margin=f", unless the recipe's is within {margin:g} points of it" if margin else "",
         level=SIGNIFICANT,
+        transfer=TRANSFER if any(column.data == "cifar100" for column in record.columns) else "",
         tests=len(record.tests),
         left=f" Not trained: {', '.join(untrained)}." if untrained else "",
-        gained=record.gained(),
+        better=record.better_counts(),
         table=record.table(),
         differences=record.differences(),
         seeds=record.seeds(),

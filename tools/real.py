@@ -204,13 +204,13 @@ def table(folder: Path) -> str:
         row["images"] = images_text(result)
         row[result.checkpoint.name] = number_with_interval(metric.value, metric.unit, metric.interval)
     network = network_of(results)
-    columns = {PIXELS: RAW, f"{network}{START}": INITIAL, network: network}
-    header = ["images", "protocol, metric", "train / val", *columns.values()]
+    columns = {network: network, f"{network}{START}": INITIAL, PIXELS: RAW, "images": "train / val"}
+    header = ["images", "protocol, metric", *columns.values()]
     rows = [
-        [images, f"`{protocol}` {row['metric']}", row["images"], *(row.get(name, "") for name in columns)]
+        [images, f"`{protocol}` {row['metric']}", *(row.get(name, "") for name in columns)]
         for (images, protocol, _), row in cells.items()
     ]
-    return "\n".join(markdown_table([header, *rows], "---:"))
+    return "\n".join(markdown_table([header, *rows]))
 
 
 def order(result: Result) -> tuple[int, str]:

@@ -60,7 +60,7 @@ def reference_pages() -> dict[str, str]:
 
 
 def records() -> list[Path]:
-    """Folders of RECORDS that the site shows: all but those of further seeds, whose table is in docs/boards.md."""
+    """Folders of RECORDS that the site shows: all but those of further seeds, whose numbers docs/boards.md sums up."""
     folders = (path.parent for path in RECORDS.glob("*/record.json"))
     return sorted(folder for folder in folders if not folder.name.endswith("-seeds"))
 

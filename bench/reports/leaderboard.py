@@ -105,7 +105,7 @@ class Leaderboard:
         for group, caveats in self.caveats.items():
             for caveat in dict.fromkeys(caveats):
                 groups[caveat].append(group)
-        return [f"{caveat} ({', '.join(names)})" for caveat, names in groups.items()]
+        return [f"{caveat} ({', '.join(of)})" for caveat, of in groups.items()]
 
     @cached_property
     def kinds(self) -> dict[CheckpointUsed, Kind]:

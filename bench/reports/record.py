@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ TOOL = "ssl-vit-bench"  # name of the package
 ABOUT, SUMS = "record.json", "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.sig"  # made by ssh-keygen -Y sign
 CHECKPOINT_FILES = ("config.json", COST, RUN, LOG)  # two of its export, and two of its pretraining
-LOG_LINES = 200
+LOG_LINES = 200  # enough to draw a curve; the logs of long trainings would be most of a record
 README = """# Record of a leaderboard
 
 Made by `bench record`. Every number of [leaderboard.md](leaderboard.md) comes from a file of `results/`, which says
@@ -125,11 +126,14 @@ def _public_content(path: Path) -> bytes:
 
 
 def thinned_log(text: str) -> str:
-    """The log of a training with at most LOG_LINES lines of losses, evenly spaced, and all lines of monitors."""
+    """The log of a training with at most LOG_LINES lines of losses, evenly spaced, and all other lines.
+
+    The last line of losses, which has the number of updates, and lines with warnings are kept.
+    """
     lines = text.splitlines(keepends=True)
-    of_losses = [number for number, line in enumerate(lines) if '"updates"' in line]
-    every = -(-len(of_losses) // LOG_LINES)
-    left_out = set(of_losses) - set(of_losses[:: max(1, every)])
+    of_losses = [number for number, line in enumerate(lines) if '"updates"' in line and '"warnings"' not in line]
+    every = ceil(len(of_losses) / LOG_LINES) or 1
+    left_out = set(of_losses) - set(of_losses[::-every])
     return "".join(line for number, line in enumerate(lines) if number not in left_out)
 
 
