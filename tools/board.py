@@ -115,19 +115,19 @@ COLUMNS = (  # those that a record has no numbers of are left out
     Column("CIFAR-100, linear", LINEAR, "top1", data="cifar100", tested=True),
 )
 OPTIONS = bench.Options(workers=0)
-PAGE = """# CIFAR-10, {tflop:g} TFLOP a method
+PAGE = """# CIFAR-10, {tflop:g} TFLOP per method
 
 {count} methods pretrained a ViT of width 128 and depth 4 on images of 32 px in patches of 8 px, with {tflop:g} TFLOP
-each: all products of all networks, forward and back, as the project counts them.
-[docs/boards.md](../docs/boards.md) says what this shows, and what it cannot.
+each: all multiply-adds of all networks, forward and backward, of 2 FLOP each.
 
-`bench record --check {name}` checks the numbers. `python -m tools.board --table FOLDER` prints the first table.
+[docs/boards.md](../docs/boards.md) says what this shows, and what it cannot. `bench record --check {name}` checks the
+numbers. `python -m tools.board --table FOLDER` prints the first table.
 
-Accuracies in % on {images} validation images, with {training_images} training images behind a probe{fewer}; few labels
-use as many as the column says. In brackets 95 % intervals over images; with a sign the gain over the network's own
-initial weights. The table has one training of each method; seeds can change the order. s: better than the own initial
-weights; p: better than raw pixels, by k-NN alone; -s and -p: worse; all p < {level} after Holm's correction over
-{tests} tests.{transfer}{left}
+Accuracies in % on {images} validation images, with {training_images} training images behind a probe{fewer}; few-shot
+probes use as many as the column says. In brackets 95 % intervals over images; with a sign the gain over the network's
+own initial weights. The table has one training of each method; seeds can change the order. s: better than the own
+initial weights; p: better than raw pixels, by k-NN alone; -s and -p: worse; all p < {level} after Holm's correction
+over {tests} tests.{transfer}{left}
 
 {table}
 

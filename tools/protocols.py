@@ -108,14 +108,15 @@ PAGE = Path("docs/protocols.md")
 MAX_SHOWN = 12  # values of a setting; of a longer sweep only the first and last are shown
 INTRODUCTION = """# Protocols
 
+<!-- Written by `python -m tools.protocols`: edits are lost. -->
+
 A protocol is a task with the settings of one source, such as `knn@dino`. Its version rises when a setting changes; the
 digest of its settings is recorded and held by a test. `bench run --suite NAME` takes a suite, a task or a protocol, or
 several with commas between them.
 
-Where a source chooses epochs or heads on the validation images, `NAME_paper` is its protocol NAME with this choice
-(`--select val`) and all training images. A task's name does not select these variants.
-
-`python -m tools.protocols` writes this page from the code: do not edit it by hand.
+Where a source trains on all training images and reports the epoch or head that is best on the validation images,
+`linear@x_paper` does the same (`--select val`), and `linear@x` chooses on held-out training images. A task's name does
+not select the variants `_paper`.
 """
 
 

@@ -113,9 +113,10 @@ JOBS: Sequence[Job] = (  # in the order in which they run: the most evidence for
 PAGE = """# A published network on real image sets
 
 {about}Beside {network} are the same architecture at initial weights (DINOv2's distributions, one draw) and raw pixels
-(32 x 32). [docs/boards.md](../docs/boards.md) says how to get network and sets.
+(32 x 32).
 
-`bench record --check {name}` checks the numbers, and `python -m tools.real --table {name}` prints the table.
+[docs/boards.md](../docs/boards.md) says how to get network and sets. `bench record --check {name}` checks the numbers,
+and `python -m tools.real --table {name}` prints the table.
 
 Percentages, or numbers in their unit, with 95 % intervals over validation images. *train / val* says how many images of
 each split were read.
@@ -200,6 +201,7 @@ def table(folder: Path) -> str:
     cells: dict[tuple[str, str, int | None], dict[str, str]] = {}  # (set, protocol, limit) -> network -> number
     for result in sorted(results, key=order):
         name, metric = next(iter(result.metrics.items()))
+        name += " (lower is better)" * (metric.higher_is_better is False)
         row = cells.setdefault((result.data.name, result.protocol.name, result.limit), {"metric": name})
         row["images"] = images_text(result)
         row[result.checkpoint.name] = number_with_interval(metric.value, metric.unit, metric.interval)

@@ -173,7 +173,7 @@ def measured_section(method: str, boards: Mapping[Path, Leaderboard]) -> Iterato
         if not trained:
             continue
         yield f'## Measured: {about(record)[0]}\n\nOn <a href="../{board_file(record)}">its page</a> beside the others.'
-        yield "95 % intervals are over validation images.\n"
+        yield f"Recipe `{trained[0].recipe}`. 95 % intervals are over validation images.\n"
         rows = []
         for group, (metric, *_) in board.groups.items():
             cells = [board.rows[used].get((group, metric)) for used in trained]

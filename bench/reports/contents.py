@@ -38,8 +38,8 @@ TASKS = {
     "linear_sgd": "linear",
     "linear_lars": "linear",
     "logreg": "logistic regression",
-    "lowshot": "few labels",
-    "semi": "few labels, fine-tuned",
+    "lowshot": "few-shot",
+    "semi": "few-shot, fine-tuned",
     "finetune": "fine-tuning",
     "ood": "outliers",
     "upernet": "UperNet",
@@ -80,6 +80,10 @@ class Gain:
         )
 
     @property
+    def beats_start(self) -> bool:
+        return "s" in self.marks.split()
+
+    @property
     def beats_pixels(self) -> bool:
         return "p" in self.marks.split()
 
@@ -115,6 +119,10 @@ class ReportTable:
     def about(self) -> str:
         """Description of the task; "" if it is not installed."""
         return about_task(self.result.task)
+
+    @property
+    def lower_is_better(self) -> bool:
+        return any(cell.higher_is_better is False for cell in self.cells.values())
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -449,11 +457,14 @@ def headline(report: ReportContents) -> str:
     first = Counter(name for table in ranked for name in table.leaders)
     alone = Counter(table.leaders[0] for table in ranked if len(table.leaders) == 1)
     order = sorted(first, key=lambda name: (-first[name], -alone[name], name))
+    least = first[order[:MAX_NAMED][-1]]
+    leading = [name for name in order if first[name] >= least]  # with all that are first as often as the last of them
+    leading = leading if len(leading) <= 2 * MAX_NAMED else order[:MAX_NAMED]
     named = [
         f"{name} in {first[name]}" + f" (significantly better than all others in {alone[name]})" * (name in alone)
-        for name in order[:MAX_NAMED]
+        for name in leading
     ]
-    named += [counted(len(order) - MAX_NAMED, "other network")] if len(order) > MAX_NAMED else []
+    named += [counted(len(order) - len(leading), "other network")] if order[len(leading) :] else []
     text = f"Best or tied with the best in {counted(len(ranked), 'protocol')}: {'; '.join(named)}."
     once = sum(count == 1 for count in report.trainings.values())
     if once:
@@ -461,11 +472,15 @@ def headline(report: ReportContents) -> str:
             "One training each" if once == len(report.trainings) else f"{counted(once, 'network')} with one training"
         )
         text += f" {share}: seeds can change the order."
-    with_pixels = [table for table in report.tables if any(gain.pixels for gain in table.gains.values())]
-    unbeaten = sum(not any(gain.beats_pixels for gain in table.gains.values()) for table in with_pixels)
-    if unbeaten:
-        of_all = f"{unbeaten} of the {len(with_pixels)} that measured them"
-        text += f" No network is shown to be better than raw pixels in {of_all}."
+    beaten = []
+    for table in report.tables:
+        if compared := [gain for gain in table.gains.values() if gain.pixels]:
+            better = sum(gain.beats_pixels for gain in compared)
+            beaten.append((better, f"{better} of {len(compared)} in {table.title} on {table.result.data.name}"))
+    if beaten:
+        fewest = ", ".join(text for _, text in sorted(beaten)[:MAX_NAMED])
+        more = "; more in other protocols" * (len(beaten) > MAX_NAMED)
+        text += f" Networks shown to be better than raw pixels: {fewest}{more}."
     return text
 
 
@@ -503,7 +518,10 @@ def verdict(table: ReportTable) -> str:
         text = f"None of the differences between the {len(leaders)} networks is significant {on}."
     else:
         text = f"{in_words(leaders)} lead {on}; a paired test on the same images does not tell them apart (5 %, Holm)."
-    is_beaten = any(gain.beats_pixels for gain in compared)
-    no_better = any(gain.pixels for gain in compared) and not is_beaten
-    not_shown = "It is not" if len(table.networks) == 1 else "None is"
-    return text + f" {not_shown} shown to be better than raw pixels." * no_better
+    over_starts = [gain.beats_start for gain in compared if gain.start]
+    over_pixels = [gain.beats_pixels for gain in compared if gain.pixels]
+    baselines = {"their initial weights": over_starts, "raw pixels": over_pixels}
+    if len(table.networks) == 1:
+        return text + " It is not shown to be better than raw pixels." * bool(over_pixels)
+    counts = [f"than {name} {sum(better)} of {len(better)}" for name, better in baselines.items() if better]
+    return text + (f" Shown to be better {' and '.join(counts)}." if counts else "")

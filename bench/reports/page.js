@@ -79,12 +79,12 @@
     sizes.observe(box);
   }
 
-  // The filter hides the rows of checkpoints whose name does not contain its text.
+  // The filter, on pages of many checkpoints, hides the rows of those whose name does not contain its text.
   const filter = document.getElementById("filter");
   const shown = document.getElementById("shown");
   const elementsOfCheckpoints = [...document.querySelectorAll("[data-name]")];
-  filter.form.addEventListener("submit", (event) => event.preventDefault());
-  filter.addEventListener("input", () => {
+  filter?.form.addEventListener("submit", (event) => event.preventDefault());
+  filter?.addEventListener("input", () => {
     const text = filter.value.toLowerCase();
     const names = new Set();
     for (const element of elementsOfCheckpoints) {

@@ -1,4 +1,4 @@
-"""Logistic regression on frozen features of few images: 1, 2 or 5 per class in three splits, or a share of all.
+"""Logistic regression on frozen features of few images: 1, 2, 5 or 16 per class, or a share of all.
 
 The evaluations of MSN (Assran et al. 2022; facebookresearch/msn, logistic_eval.py), which MOCA uses as well, and those
 of iBOT and DINOv2 on all images; and MIEB's, 16 images per class in five draws. probes/lowshot/logistic.py has
