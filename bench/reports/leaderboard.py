@@ -100,12 +100,12 @@ class Leaderboard:
 
     @property
     def notes(self) -> list[str]:
-        """Each caveat once, followed by its groups in brackets."""
+        """Each caveat once, after its groups: `digits/knn@dino, digits/knn@moca: ...`."""
         groups = defaultdict[str, list[str]](list)
         for group, caveats in self.caveats.items():
             for caveat in dict.fromkeys(caveats):
                 groups[caveat].append(group)
-        return [f"{caveat} ({', '.join(of)})" for caveat, of in groups.items()]
+        return [f"{', '.join(of)}: {caveat}" for caveat, of in groups.items()]
 
     @cached_property
     def kinds(self) -> dict[CheckpointUsed, Kind]:
