@@ -60,16 +60,15 @@ def reference_pages() -> dict[str, str]:
 
 
 def records() -> list[Path]:
-    """Folders of RECORDS that the site shows: all but those of further seeds, whose numbers docs/boards.md sums up."""
-    folders = (path.parent for path in RECORDS.glob("*/record.json"))
-    return sorted(folder for folder in folders if not folder.name.endswith("-seeds"))
+    """The folders of RECORDS."""
+    return sorted(path.parent for path in RECORDS.glob("*/record.json"))
 
 
 def board() -> Record | None:
-    """The board whose figure the pages show: that of the largest budget, None if there is none."""
+    """The board whose figure the pages show: that of the most methods, then of the largest budget; None without one."""
     boards = [Record(folder=folder) for folder in records() if companion_file(folder, "json").is_file()]
     with_budget = [record for record in boards if "tflop" in record.about]  # not records of published networks
-    return max(with_budget, key=lambda record: float(record.about["tflop"]), default=None)
+    return max(with_budget, key=lambda record: (len(record.networks), float(record.about["tflop"])), default=None)
 
 
 CARDS = """
