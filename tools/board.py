@@ -1,6 +1,6 @@
 """`python -m tools.board` pretrains small ViTs by all methods with the same FLOPs, and evaluates them: docs/boards.md.
 
-    python -m tools.board --images cifar10:PATH --transfer cifar100:PATH --out runs/board --budget 50 \\
+    python -m tools.board --images cifar10:PATH --transfer folder:PATH --out runs/board --budget 50 \\
         --record records/cifar10-50tflop
     python -m tools.board ... --seeds 1 2 --methods mae dino --evaluate knn@dino    two more trainings of these methods
     python -m tools.board ... --methods mae --evaluate                  train only
@@ -613,7 +613,7 @@ def main() -> None:
         "--curves", type=Path, nargs=2, metavar=("FOLDER", "FILE"), help="draw its k-NN curves, and do nothing else"
     )
     parser.add_argument("--images", metavar="URL", help="cifar10:PATH")
-    parser.add_argument("--transfer", metavar="URL", help="cifar100:PATH: the same networks on other images")
+    parser.add_argument("--transfer", metavar="URL", help="images of CIFAR-100, such as folder:PATH: the same networks on other images")
     parser.add_argument("--out", type=Path, help="folder of trainings and results")
     parser.add_argument("--budget", type=float, default=1.0, metavar="TFLOP", help="of each training (1)")
     parser.add_argument(
