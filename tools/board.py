@@ -613,7 +613,9 @@ def main() -> None:
         "--curves", type=Path, nargs=2, metavar=("FOLDER", "FILE"), help="draw its k-NN curves, and do nothing else"
     )
     parser.add_argument("--images", metavar="URL", help="cifar10:PATH")
-    parser.add_argument("--transfer", metavar="URL", help="images of CIFAR-100, such as folder:PATH: the same networks on other images")
+    parser.add_argument(
+        "--transfer", metavar="URL", help="images of CIFAR-100, such as folder:PATH: the same networks on other images"
+    )
     parser.add_argument("--out", type=Path, help="folder of trainings and results")
     parser.add_argument("--budget", type=float, default=1.0, metavar="TFLOP", help="of each training (1)")
     parser.add_argument(
