@@ -50,7 +50,7 @@ TOOL = "ssl-vit-bench"  # name of the package
 ABOUT, SUMS = "record.json", "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.sig"  # made by ssh-keygen -Y sign
 CHECKPOINT_FILES = ("config.json", COST, RUN, LOG)  # two of its export, and two of its pretraining
-LOG_LINES = 200  # enough to draw a curve; the logs of long trainings would be most of a record
+LOG_LINES = 100  # enough to draw a curve; the logs of long trainings would be most of a record
 README = """# Record of a leaderboard
 
 Made by `bench record`. Every number of [leaderboard.md](leaderboard.md) comes from a file of `results/`, which says
@@ -60,7 +60,7 @@ what was measured how. `path-3f2a91bc/cifar10` stands for a folder of the measur
 |---|---|
 | `leaderboard.md`, `.csv`, `.tex` | the tables |
 | `results/` | a JSON file for each result, with its values for every image (`.npz`) and the log of a failure (`.log`) |
-| `checkpoints/` | what each checkpoint is, and the log of its pretraining (at most 200 losses); no weights |
+| `checkpoints/` | what each checkpoint is, and the log of its pretraining (at most 100 losses); no weights |
 | `references.bib` | BibTeX of every protocol and method used |
 | `SHA256SUMS` | of every file: `sha256sum -c SHA256SUMS` |
 
