@@ -460,7 +460,7 @@ class Record:
             raise ValueError(f"{self.folder} has no result of {', '.join(DRAWN)}")
 
         networks = [name for name in self.names if name in self.networks][::-1]  # the best at the top
-        figure = Figure(figsize=(9.5, 5.2), layout="constrained")
+        figure = Figure(figsize=(9.5, 1.5 + 0.15 * len(networks)), layout="constrained")
         panels = figure.subplots(1, len(drawn), sharey=True, squeeze=False)[0]
         for axis, column in zip(panels, drawn, strict=True):
             pixels = self.number(PIXELS, column)
@@ -492,9 +492,10 @@ class Record:
         curves = {name: self.curve(name) for name in self.names if name in self.networks}
         if not any(shares for shares, _ in curves.values()):
             raise ValueError(f"{self.folder} has no log with k-NN accuracies")
-        rows = ceil(len(curves) / CURVES_IN_ROW)
+        across = min(len(curves), CURVES_IN_ROW)
+        rows = ceil(len(curves) / across)
         figure = Figure(figsize=(9.5, 1 + 1.5 * rows), layout="constrained")
-        panels = figure.subplots(rows, CURVES_IN_ROW, sharex=True, sharey=True, squeeze=False).flat
+        panels = figure.subplots(rows, across, sharex=True, sharey=True, squeeze=False).flat
         for name, axis in zip(curves, panels, strict=False):
             for other in curves.values():
                 axis.plot(*other, color="0.85", linewidth=0.8)
