@@ -118,7 +118,8 @@ OPTIONS = bench.Options(workers=0)
 PAGE = """# CIFAR-10, {tflop:g} TFLOP per method
 
 {count} methods pretrained a ViT of width 128 and depth 4 on images of 32 px in patches of 8 px, with {tflop:g} TFLOP
-each: all multiply-adds of all networks, forward and backward, of 2 FLOP each.
+each: all multiply-adds of all networks, forward and backward, of 2 FLOP each. The supervised baseline learns from
+labels, all others from images alone.
 
 [docs/boards.md](../docs/boards.md) says what this shows, and what it cannot. `bench record --check {name}` checks the
 numbers. `python -m tools.board --table FOLDER` prints the first table.
