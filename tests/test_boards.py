@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_results import made_checkpoint, made_metrics, made_result, save_result
 from PIL import Image
 
 from bench.reports.record import check_record
+from bench.results.record import DataUsed
 from imagesets.schemes.cifar10 import CLASSES
 from imagesets.sets import open_set
 from tools import board, real
@@ -110,4 +112,14 @@ def test_a_board_is_made_resumed_and_recorded(cifar, tmp_path, monkeypatch, caps
 def test_another_rate_is_chosen_only_if_it_is_clearly_better():
     assert board.chosen_rate({"0.33": 30.0, "1": 29.5, "3": 20.0}) == "1"
     assert board.chosen_rate({"0.33": 30.0, "1": 28.5, "3": 31.0}) == "3"
+    assert board.chosen_rate({"0.33": 31.5, "1": 29.5}) == "1", "the margin itself is not clearly better"
     assert board.chosen_rate({"0.33": 30.0, "1": 29.5}, margin=0.0) == "0.33"
+
+
+def test_two_trainings_under_one_name_are_refused(tmp_path):
+    data = DataUsed(name="cifar10", url="cifar10:x")
+    for number in (1 << 250, 2 << 250):  # digests whose first digits differ
+        result = made_result(made_checkpoint("mae", number), made_metrics({"top1": 60.0}), data=data)
+        save_result(tmp_path / "made", result, {})
+    with pytest.raises(ValueError, match="a second result of mae cifar10"):
+        board.Record(folder=tmp_path / "made").results  # noqa: B018

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import floor, log10
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
 from bench.reports.leaderboard import Cell, Leaderboard, leaderboard_of, order_of, with_published, with_ties
 from bench.results.record import CheckpointUsed, Result, images_seen, interval_decimals, suffix
@@ -50,6 +50,10 @@ SPELLED = "AIM BEiT CAE CAPI DINO DINOv2 DINOv3 DeiT ExtreMA LOST LUT MAE MIEB M
 SOURCES = {name.lower(): name for name in SPELLED.split()} | {"vjepa2": "V-JEPA 2", "maskfeat": "MaskFeat"}
 
 
+Baseline = Literal["start", "pixels"]
+BASELINES: dict[Baseline, str] = {"start": "their initial weights", "pixels": "raw pixels"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gain:
     """A network's number compared with those of its own initial weights and of raw pixels by paired tests.
@@ -73,29 +77,33 @@ class Gain:
     @property
     def marks(self) -> str:
         """`s p`: significantly better than initial weights and than raw pixels; `-s`, `-p`: worse."""
-        tests = {"s": self.start, "p": self.pixels}
-        significant = {mark: test[0].difference for mark, test in tests.items() if test and test[1] <= LEVEL}
-        return " ".join(
-            f"{'-' if self.sign * difference < 0 else ''}{mark}" for mark, difference in significant.items()
-        )
+        signs = {1: "", -1: "-"}
+        roles: dict[Baseline, str] = {"start": "s", "pixels": "p"}
+        return " ".join(f"{signs[sign]}{mark}" for role, mark in roles.items() if (sign := self.significant(role)))
 
-    @property
-    def beats_start(self) -> bool:
-        return "s" in self.marks.split()
+    def compared(self, baseline: Baseline) -> tuple[PairedTest, float] | None:
+        return self.start if baseline == "start" else self.pixels
 
-    @property
-    def beats_pixels(self) -> bool:
-        return "p" in self.marks.split()
+    def significant(self, baseline: Baseline) -> int:
+        """1 if the network is significantly better than a baseline, -1 if worse, 0 if neither or not compared."""
+        test, p = self.compared(baseline) or (None, 1.0)
+        return self.sign * (1 if test.difference > 0 else -1) if test and p <= LEVEL else 0
 
-    @property
-    def over_pixels(self) -> str:
-        """`53.1 points [46.2, 60.0]`: the difference from raw pixels, with its interval."""
-        if not self.pixels:
+    def in_words(self, baseline: Baseline) -> str:
+        """`53.1 points [46.2, 60.0]`: the difference from a baseline, with its interval; "" if not compared."""
+        compared = self.compared(baseline)
+        if not compared:
             return ""
-        test, unit = self.pixels[0], " points" if self.unit == "%" else suffix(self.unit)
+        test, unit = compared[0], " points" if self.unit == "%" else suffix(self.unit)
         low, high = sorted((self.sign * test.low, self.sign * test.high))
         digits = interval_decimals(test.difference, self.unit)
         return f"{self.sign * test.difference:.{digits}f}{unit} {interval_text(low, high, digits)}"
+
+
+def better_than(baseline: Baseline, gains: Iterable[Gain]) -> tuple[int, int]:
+    """How many networks are significantly better than a baseline, and how many are compared with it."""
+    outcomes = [gain.significant(baseline) for gain in gains if gain.compared(baseline)]
+    return outcomes.count(1), len(outcomes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -472,15 +480,12 @@ def headline(report: ReportContents) -> str:
             "One training each" if once == len(report.trainings) else f"{counted(once, 'network')} with one training"
         )
         text += f" {share}: seeds can change the order."
-    beaten = []
-    for table in report.tables:
-        if compared := [gain for gain in table.gains.values() if gain.pixels]:
-            better = sum(gain.beats_pixels for gain in compared)
-            beaten.append((better, f"{better} of {len(compared)} in {table.title} on {table.result.data.name}"))
-    if beaten:
-        fewest = ", ".join(text for _, text in sorted(beaten)[:MAX_NAMED])
-        more = "; more in other protocols" * (len(beaten) > MAX_NAMED)
-        text += f" Networks shown to be better than raw pixels: {fewest}{more}."
+    counts = [(table, *better_than("pixels", table.gains.values())) for table in report.tables]
+    compared = sorted((count for count in counts if count[2]), key=lambda count: count[1] / count[2])
+    if compared:
+        named = [f"{better} of {of} in {table.title} on {table.result.data.name}" for table, better, of in compared]
+        more = f"; {counted(len(named) - MAX_NAMED, 'other protocol')} compared" * (len(named) > MAX_NAMED)
+        text += f" Networks shown to be better than raw pixels, fewest first: {', '.join(named[:MAX_NAMED])}{more}."
     return text
 
 
@@ -489,9 +494,9 @@ def gains_in_words(report: ReportContents) -> str:
     gains: dict[str, list[str]] = defaultdict(list)  # network -> its gains over raw pixels
     for table in report.tables:
         for used in table.networks:
-            if (gain := table.gains.get(used.key)) and gain.beats_pixels:
+            if (gain := table.gains.get(used.key)) and gain.significant("pixels") > 0:
                 on = f"in {table.title} on {table.result.data.name}"
-                gains[report.board.names[used]].append(f"by {gain.over_pixels} {on}")
+                gains[report.board.names[used]].append(f"by {gain.in_words('pixels')} {on}")
     return " ".join(
         f"{name} beats raw pixels {', '.join(own[:MAX_NAMED])}"
         + f", and in {len(own) - MAX_NAMED} more" * (len(own) > MAX_NAMED)
@@ -505,12 +510,9 @@ def verdict(table: ReportTable) -> str:
     leaders, on = table.leaders, f"on {table.images or 'the validation images'}"
     if not leaders:
         return "No trained network was measured."
-    compared = list(table.gains.values())
     if len(table.networks) == 1:
-        if compared and compared[0].beats_pixels:
-            return f"{leaders[0]} beats raw pixels by {compared[0].over_pixels} {on}."
-        text = f"{leaders[0]} is the only trained network measured {on}."
-    elif not table.ranks:
+        return alone(leaders[0], table.gains.get(table.networks[0].key, Gain()), on)
+    if not table.ranks:
         text = f"There is no paired test of {table.metrics[0]}, so the networks are not ranked."
     elif len(leaders) == 1:
         text = f"{leaders[0]} leads {on}: better than every other by a paired test on the same images (5 %, Holm)."
@@ -518,10 +520,17 @@ def verdict(table: ReportTable) -> str:
         text = f"None of the differences between the {len(leaders)} networks is significant {on}."
     else:
         text = f"{in_words(leaders)} lead {on}; a paired test on the same images does not tell them apart (5 %, Holm)."
-    over_starts = [gain.beats_start for gain in compared if gain.start]
-    over_pixels = [gain.beats_pixels for gain in compared if gain.pixels]
-    baselines = {"their initial weights": over_starts, "raw pixels": over_pixels}
-    if len(table.networks) == 1:
-        return text + " It is not shown to be better than raw pixels." * bool(over_pixels)
-    counts = [f"than {name} {sum(better)} of {len(better)}" for name, better in baselines.items() if better]
-    return text + (f" Shown to be better {' and '.join(counts)}." if counts else "")
+    counts = {name: better_than(role, table.gains.values()) for role, name in BASELINES.items()}
+    told = [f"{better} of {compared} than {name}" for name, (better, compared) in counts.items() if compared]
+    return text + (f" Shown to be better: {', '.join(told)}." if told else "")
+
+
+def alone(name: str, gain: Gain, on: str) -> str:
+    """The sentence on the only trained network of a table."""
+    baselines: dict[Baseline, str] = {"pixels": "raw pixels", "start": "its initial weights"}
+    beaten = [f"{words} by {gain.in_words(role)}" for role, words in baselines.items() if gain.significant(role) > 0]
+    if beaten:
+        return f"{name} beats {' and '.join(beaten)} {on}."
+    unclear = [words for role, words in baselines.items() if gain.compared(role)]
+    text = f"{name} is the only trained network measured {on}."
+    return text + (f" It is not shown to be better than {' or '.join(unclear)}." if unclear else "")

@@ -16,16 +16,13 @@ from made_results import EVIL, made_checkpoint, made_leaderboard, save_result
 from shown_results import Elements, report_of, result, shown
 from small_exports import make_export
 
-from bench.reports.contents import (
-    headline,
-    provenance,
-    verdict,
-)
+from bench.reports.contents import Gain, headline, provenance, verdict
 from bench.reports.details import image_details
 from bench.reports.leaderboard import cell_text, read_leaderboard, with_ties
 from bench.reports.page import contents_of, packed, page_of, report_page
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, TrainingCost
 from bench.results.store import comparable_results
+from bench.statistics.paired import compare_images
 from bench.statistics.significance import paired_tests
 from checkpoints.export import ViTExport, spec_in
 from checkpoints.flops import forward_flops
@@ -107,6 +104,36 @@ def test_the_headline_claims_only_what_paired_tests_support():
     assert "nothing to rank" in headline(report)
 
 
+def test_the_headline_names_the_protocols_in_which_the_smallest_share_beats_raw_pixels():
+    """By share and not by number, and it says nothing of the others but how many there are."""
+    networks = [made_checkpoint(f"n{number}", number) for number in range(4)]
+    pairs = np.ones((2, 100), np.float32)
+    pairs[1, :30] = 0
+    better = compare_images(*pairs)
+
+    def text_of(shares: dict[str, tuple[int, int]]) -> str:
+        results = [result(used, 60.0, data=DataUsed(name=data, url=data)) for data in shares for used in networks]
+        report = report_of(results, level_of(networks[0]))
+        tables = []
+        for table in report.tables:
+            beat, of = shares[table.result.data.name]
+            gains = {
+                used.key: Gain(pixels=(better, 0.001 if number < beat else 1.0))
+                for number, used in enumerate(networks[:of])
+            }
+            tables.append(replace(table, gains=gains))
+        return headline(replace(report, tables=tuple(tables)))
+
+    text = text_of({"digits": (3, 3), "second": (2, 4), "third": (0, 2), "fourth": (3, 4)})
+    assert re.findall(r"(\d of \d) in \S+ \S+ on (\w+)", text.partition("raw pixels")[2]) == [
+        ("0 of 2", "third"),
+        ("2 of 4", "second"),
+        ("3 of 4", "fourth"),
+    ]
+    assert text.endswith("; 1 other protocol compared.")
+    assert "other" not in text_of({"digits": (0, 4), "second": (0, 4)}).partition("raw pixels")[2]
+
+
 def correct_on(tmp_path: Path, used: CheckpointUsed, right: int, images: int = 100, **fields) -> None:
     """Save a result that is right on the first images."""
     data = fields.pop("data", DataUsed(name="digits", url="digits:"))
@@ -124,7 +151,7 @@ def test_gains_over_initial_weights_and_raw_pixels(tmp_path):
     report = contents_of(read_leaderboard(tmp_path))
     (table,) = report.tables
     (gain,) = table.gains.values()
-    assert (gain.text, gain.marks, gain.beats_pixels) == ("+40.0", "s", False)
+    assert (gain.text, gain.marks, gain.significant("pixels")) == ("+40.0", "s", 0)
     html = page_of(report)
     assert "<small>+40.0 s</small>" in html and 'class="start"' in html and "Rows of initial weights (1)" in html
     correct_on(tmp_path, made_checkpoint("raw", 3, method="pixels"), 30)

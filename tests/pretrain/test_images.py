@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from small_trainings import in_shards
+from torchvision import transforms
 
 from checkpoints.spec import Preparation
 from imagesets.decoding import UnreadableImage
@@ -67,6 +68,14 @@ def save_images(folder: Path, *images: Image.Image | bytes) -> ImageSet:
             else:
                 image.save(path, "TIFF" if image.mode == "CMYK" else "PNG")
     return open_set(f"folder:{folder}", "train")
+
+
+def test_a_view_is_normalised_as_by_torchvision_bit_for_bit():
+    mean, std = (0.1, 0.5, 0.9), (0.2, 0.3, 0.7)
+    pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3), np.uint8)
+    image = Image.fromarray(pixels)
+    expected = transforms.functional.normalize(transforms.functional.to_tensor(image), mean, std)
+    assert torch.equal(view([], Preparation(mean=mean, std=std))(image), expected)
 
 
 def test_an_epoch_shows_every_image_once_in_another_order():
