@@ -560,7 +560,7 @@ class Record:
             top1s = self.about["search"][used.method]
             best = chosen_rate(top1s, self.about.get("margin", 0.0))  # older records: without a margin
             row = [name, f"{gflop:.3f}", f"{settings['epochs']} x {updates}", f"{tflop:.2f}", f"{settings['lr']:.2g}"]
-            rows.append(row + [f"**{top1:.1f}**" if rate == best else f"{top1:.1f}" for rate, top1 in top1s.items()])
+            rows.append(row + [f"**{top1:.2f}**" if rate == best else f"{top1:.2f}" for rate, top1 in top1s.items()])
         header = ["method", "GFLOP an image", "epochs x updates", "TFLOP", "learning rate"]
         rates = next(iter(self.about["search"].values()))
         return "\n".join(markdown_table([[*header, *(f"x {rate}" for rate in rates)], *rows], "---:"))

@@ -64,7 +64,7 @@ def records() -> list[Path]:
     return sorted(path.parent for path in RECORDS.glob("*/record.json"))
 
 
-def boards() -> list[Record]:
+def pretraining_boards() -> list[Record]:
     """The boards among the records, the largest budget first."""
     candidates = [Record(folder=folder) for folder in records() if companion_file(folder, "json").is_file()]
     with_budget = [record for record in candidates if "tflop" in record.about]  # not records of published networks
@@ -103,13 +103,13 @@ def home_page() -> str:
     opening = text.partition("\n## ")[0].split("\n\n")
     paragraphs = [part for part in opening if part != board_part and not part.startswith("[![")]
     picture, _, caption = board_part.partition("\n")
-    paragraphs += [board_figure(boards()) or picture, caption]
+    paragraphs += [board_figure(pretraining_boards()) or picture, caption]
     return with_site_links("docs/index.md", "\n\n".join(paragraphs), at="README.md") + CARDS
 
 
-def board_figure(shown: Sequence[Record], method: str = "") -> str:
+def board_figure(boards: Sequence[Record], method: str = "") -> str:
     """The figure of the first board as HTML, or of the first that has a method, whose row is shaded; "" without one."""
-    record = next((record for record in shown if not method or method in record.networks), None)
+    record = next((record for record in boards if not method or method in record.networks), None)
     if record is None:
         return ""
     svg = svg_of(record.figure(method), f"accuracies of small ViTs, {about(record.folder)[0]}")
@@ -128,7 +128,7 @@ def recipes_page(methods: Mapping[str, ModuleType]) -> Iterator[str]:
 
 def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
     """Path in the site -> page of each method: a command, its recipes, and its numbers, measured and published."""
-    pages, shown = {}, boards()
+    pages, boards = {}, pretraining_boards()
     measured = {record: leaderboard_of(stored.result for stored in stored_results(record)) for record in records()}
     for key, module in methods.items():
         papers = [f"Paper: {paper_link(bibtex_entries()[paper][0])}\n" for paper in cited([key])]
@@ -139,7 +139,7 @@ def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
         rows = ((f"`{name}`", recipe_summary(recipe), recipe.source) for name, recipe in module.RECIPES.items())
         lines += markdown_rows(("recipe", "what it takes", "source"), rows)
         lines += measured_section(key, measured)
-        lines += [f"{figure}\n"] if (figure := board_figure(shown, key)) else []
+        lines += [f"{figure}\n"] if (figure := board_figure(boards, key)) else []
         published = [
             value
             for value in published_values()

@@ -484,8 +484,8 @@ def headline(report: ReportContents) -> str:
     compared = sorted((count for count in counts if count[2]), key=lambda count: count[1] / count[2])
     if compared:
         named = [f"{better} of {of} in {table.title} on {table.result.data.name}" for table, better, of in compared]
-        more = f"; {counted(len(named) - MAX_NAMED, 'other protocol')} compared" * (len(named) > MAX_NAMED)
-        text += f" Networks shown to be better than raw pixels, fewest first: {', '.join(named[:MAX_NAMED])}{more}."
+        rest = f"; {counted(len(named) - MAX_NAMED, 'other protocol')} compared" * (len(named) > MAX_NAMED)
+        text += f" Networks shown to be better than raw pixels, fewest first: {', '.join(named[:MAX_NAMED])}{rest}."
     return text
 
 

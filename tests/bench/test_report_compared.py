@@ -105,7 +105,7 @@ def test_the_documentation_shows_the_numbers_of_records(record, monkeypatch, tmp
 
     monkeypatch.setattr(site, "RECORDS", tmp_path / "records")
     without = site.reference_pages()
-    assert "## Measured" not in without["methods/mae.md"] and site.board_figure(site.boards()) == ""
+    assert "## Measured" not in without["methods/mae.md"] and site.board_figure(site.pretraining_boards()) == ""
     mine = tmp_path / "records" / "mine"
     shutil.copytree(record, mine)
     site.on_post_build(SimpleNamespace(site_dir=tmp_path / "site"))
