@@ -484,8 +484,8 @@ class Record:
         curves = {name: self.curve(name) for name in self.names if name in self.networks}
         if not any(shares for shares, _ in curves.values()):
             raise ValueError(f"{self.folder} has no log with k-NN accuracies")
-        across = min(len(curves), CURVES_IN_ROW)
-        rows = ceil(len(curves) / across)
+        rows = ceil(len(curves) / CURVES_IN_ROW)
+        across = ceil(len(curves) / rows)
         figure = Figure(figsize=(9.5, 1 + 1.5 * rows), layout="constrained")
         panels = figure.subplots(rows, across, sharex=True, sharey=True, squeeze=False).flat
         for name, axis in zip(curves, panels, strict=False):
