@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import bench
-from bench.reports.contents import BASELINES, Gain, better_than, gains, initial_weights
+from bench.reports.contents import BASELINES, Gain, gains, initial_weights, outcomes
 from bench.reports.leaderboard import leaderboard_of
 from bench.reports.record import stored_results
 from bench.reports.site import training_log
@@ -437,8 +437,8 @@ class Record:
         for column in columns:
             in_column = [gain for (_, header), gain in self.gains.items() if header == column.header]
             for row, role in zip(rows, BASELINES, strict=True):
-                better, compared = better_than(role, in_column)
-                row.append(f"{better} of {compared}" if compared else "")
+                count = outcomes(role, in_column)
+                row.append(f"{count.better} of {count.of}" if count.of else "")
         header = ["significantly better than", *(column.header for column in columns)]
         return "\n".join(markdown_table([header, *rows], "---:"))
 

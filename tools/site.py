@@ -103,15 +103,13 @@ def home_page() -> str:
     opening = text.partition("\n## ")[0].split("\n\n")
     paragraphs = [part for part in opening if part != board_part and not part.startswith("[![")]
     picture, _, caption = board_part.partition("\n")
-    paragraphs += [board_figure(pretraining_boards()) or picture, caption]
+    boards = pretraining_boards()
+    paragraphs += [board_figure(boards[0]) if boards else picture, caption]
     return with_site_links("docs/index.md", "\n\n".join(paragraphs), at="README.md") + CARDS
 
 
-def board_figure(boards: Sequence[Record], method: str = "") -> str:
-    """The figure of the first board as HTML, or of the first that has a method, whose row is shaded; "" without one."""
-    record = next((record for record in boards if not method or method in record.networks), None)
-    if record is None:
-        return ""
+def board_figure(record: Record, method: str = "") -> str:
+    """The figure of a board as HTML, with the row of a method shaded."""
     svg = svg_of(record.figure(method), f"accuracies of small ViTs, {about(record.folder)[0]}")
     return f'<div class="paper">{" ".join(svg.split())}</div>'
 
@@ -138,8 +136,7 @@ def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
         lines.append(f"`bench list {key}` shows all values of a recipe; `--set` changes the settings below.\n")
         rows = ((f"`{name}`", recipe_summary(recipe), recipe.source) for name, recipe in module.RECIPES.items())
         lines += markdown_rows(("recipe", "what it takes", "source"), rows)
-        lines += measured_section(key, measured)
-        lines += [f"{figure}\n"] if (figure := board_figure(boards, key)) else []
+        lines += measured_section(key, measured, boards)
         published = [
             value
             for value in published_values()
@@ -166,9 +163,13 @@ def method_title(module: ModuleType) -> str:
     return re.split(r"[,:] | \(", first_paragraph(module))[0]
 
 
-def measured_section(method: str, boards: Mapping[Path, Leaderboard]) -> Iterator[str]:
-    """The numbers and curves of a method's trainings on each record. boards: record -> its leaderboard."""
-    for record, board in boards.items():
+def measured_section(method: str, measured: Mapping[Path, Leaderboard], boards: Sequence[Record]) -> Iterator[str]:
+    """The numbers and curves of a method's trainings on each record, and the picture of the first board that has it.
+
+    measured: record -> its leaderboard.
+    """
+    pictured = next((board for board in boards if method in board.networks), None)
+    for record, board in measured.items():
         trained = [used for used in board.rows if used.method == method]
         if not trained:
             continue
@@ -184,6 +185,8 @@ def measured_section(method: str, boards: Mapping[Path, Leaderboard]) -> Iterato
         logs = {used.name: log for used in trained if (log := training_log(record, used))}
         if svg := svg_of(training_figure(logs), f"curves of {method}"):
             yield f"<div>{' '.join(svg.split())}</div>\n"
+        if pictured and pictured.folder == record:
+            yield f"{board_figure(pictured, method)}\n"
 
 
 def board_file(record: Path) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import floor, log10
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from bench.reports.leaderboard import Cell, Leaderboard, leaderboard_of, order_of, with_published, with_ties
 from bench.results.record import CheckpointUsed, Result, images_seen, interval_decimals, suffix
@@ -100,10 +100,17 @@ class Gain:
         return f"{self.sign * test.difference:.{digits}f}{unit} {interval_text(low, high, digits)}"
 
 
-def better_than(baseline: Baseline, gains: Iterable[Gain]) -> tuple[int, int]:
-    """How many networks are significantly better than a baseline, and how many are compared with it."""
-    outcomes = [gain.significant(baseline) for gain in gains if gain.compared(baseline)]
-    return outcomes.count(1), len(outcomes)
+class Outcomes(NamedTuple):
+    """How many networks are significantly better than a baseline, worse, and compared with it."""
+
+    better: int
+    worse: int
+    of: int
+
+
+def outcomes(baseline: Baseline, gains: Iterable[Gain]) -> Outcomes:
+    signs = [gain.significant(baseline) for gain in gains if gain.compared(baseline)]
+    return Outcomes(signs.count(1), signs.count(-1), len(signs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -480,10 +487,15 @@ def headline(report: ReportContents) -> str:
             "One training each" if once == len(report.trainings) else f"{counted(once, 'network')} with one training"
         )
         text += f" {share}: seeds can change the order."
-    counts = [(table, *better_than("pixels", table.gains.values())) for table in report.tables]
-    compared = sorted((count for count in counts if count[2]), key=lambda count: count[1] / count[2])
+    counts = [(table, outcomes("pixels", table.gains.values())) for table in report.tables]
+    compared = sorted((count for count in counts if count[1].of), key=lambda count: count[1].better / count[1].of)
     if compared:
-        named = [f"{better} of {of} in {table.title} on {table.result.data.name}" for table, better, of in compared]
+        named = [
+            f"{count.better} of {count.of}"
+            + f" ({count.worse} worse)" * bool(count.worse)
+            + f" in {table.title} on {table.result.data.name}"
+            for table, count in compared
+        ]
         rest = f"; {counted(len(named) - MAX_NAMED, 'other protocol')} compared" * (len(named) > MAX_NAMED)
         text += f" Networks shown to be better than raw pixels, fewest first: {', '.join(named[:MAX_NAMED])}{rest}."
     return text
@@ -520,9 +532,9 @@ def verdict(table: ReportTable) -> str:
         text = f"None of the differences between the {len(leaders)} networks is significant {on}."
     else:
         text = f"{in_words(leaders)} lead {on}; a paired test on the same images does not tell them apart (5 %, Holm)."
-    counts = {name: better_than(role, table.gains.values()) for role, name in BASELINES.items()}
-    told = [f"{better} of {compared} than {name}" for name, (better, compared) in counts.items() if compared]
-    return text + (f" Shown to be better: {', '.join(told)}." if told else "")
+    counts = {name: outcomes(role, table.gains.values()) for role, name in BASELINES.items()}
+    better = [f"{count.better} of {count.of} than {name}" for name, count in counts.items() if count.of]
+    return text + (f" Shown to be better: {', '.join(better)}." if better else "")
 
 
 def alone(name: str, gain: Gain, on: str) -> str:
