@@ -9,7 +9,7 @@ from made_results import made_checkpoint, made_metrics, made_result, save_result
 from PIL import Image
 
 from bench.reports.record import check_record
-from bench.results.record import DataUsed
+from bench.results.record import DataUsed, ProtocolUsed
 from imagesets.schemes.cifar10 import CLASSES
 from imagesets.sets import open_set
 from tools import board, real
@@ -114,6 +114,20 @@ def test_another_rate_is_chosen_only_if_it_is_clearly_better():
     assert board.chosen_rate({"0.33": 30.0, "1": 28.5, "3": 31.0}) == "3"
     assert board.chosen_rate({"0.33": 31.5, "1": 29.5}) == "1", "the margin itself is not clearly better"
     assert board.chosen_rate({"0.33": 30.0, "1": 29.5}, margin=0.0) == "0.33"
+
+
+def test_a_board_shows_what_its_networks_have(tmp_path):
+    """Without k-NN, and with initial weights whose network is not evaluated yet, as after a kill."""
+    folder = tmp_path / "made"
+    for number, (name, data) in enumerate((("mae", "cifar10"), ("mae-start", "cifar10"), ("mae-start", "cifar100"))):
+        used = DataUsed(name=data, url=f"{data}:x", images={"train": 90, "val": 10})
+        protocol = ProtocolUsed(name=board.LINEAR, version=1, source="x")
+        result = made_result(made_checkpoint(name, number), made_metrics({"top1": 60.0}), data=used, protocol=protocol)
+        save_result(folder, result, {})
+    board.companion_file(folder, "json").write_text(json.dumps({"starts": {"mae": "mae-start"}}))
+    made = board.Record(folder=folder)
+    assert [(column.data, column.protocol) for column in made.columns] == [("cifar10", board.LINEAR)]
+    assert "| mae | 60.0 |" in made.table() and made.gains == {}
 
 
 def test_two_trainings_under_one_name_are_refused(tmp_path):

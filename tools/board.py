@@ -376,8 +376,8 @@ class Record:
 
     @cached_property
     def columns(self) -> list[Column]:
-        """The columns of which the record has numbers."""
-        present = {(data, protocol) for _, data, protocol in self.results}
+        """The columns of which the record has numbers of trained networks."""
+        present = {(data, protocol) for name, data, protocol in self.results if name in self.networks}
         return [column for column in COLUMNS if (column.data, column.protocol) in present]
 
     @cached_property
@@ -387,10 +387,11 @@ class Record:
         results = [entry for (name, *_), entry in self.results.items() if SEED not in name]
         board = replace(leaderboard_of(entry.result for entry in results), results=results)
         starts, names = initial_weights(board, self.about["starts"]), {used.key: used.name for used in board.rows}
+        cache = PairedTestCache()
         by_column: dict[tuple[str, str], Gain] = {}
         for column in self.columns:
             group = self.any_result(column).group
-            in_column = gains(board, (group, column.metric), starts, PairedTestCache())
+            in_column = gains(board, (group, column.metric), starts, cache)
             by_column |= {(names[key], column.header): gain for key, gain in in_column.items()}
         return by_column
 
@@ -572,8 +573,8 @@ def page(folder: Path) -> str:
     tflop, trained = record.about["tflop"], record.networks
     untrained = [method for method in METHODS if method not in trained]
     used = {column.header: record.any_result(column) for column in record.columns}
-    data, limit = used[KNN.header].data, used[KNN.header].limit or 0
-    images = {split: min(number, limit or number) for split, number in data.images.items()}
+    limit = max(result.limit or 0 for result in used.values())
+    images = {split: min(n, limit or n) for split, n in next(iter(used.values())).data.images.items()}
     fewer = defaultdict[int, list[str]](list)
     for header, result in used.items():
         if result.limit and result.limit < limit:
