@@ -517,8 +517,8 @@ class Record:
         tests: list[tuple[str, str, str, PairedTest, float]] = []
         for (name, header), gain in self.gains.items():
             for role, other in zip(BASELINES, (self.networks[name], PIXELS), strict=True):
-                if (compared := gain.compared(role)) and gain.significant(role):
-                    tests.append((name, other, header, *compared))
+                if gain.significant(role):
+                    tests.append((name, other, header, *gain.tests[role]))
         rows = [
             [name, other, header, f"{test.difference:+.1f} {interval_text(test.low, test.high)}", p_text(p)]
             for name, other, header, test, p in sorted(tests, key=lambda entry: -entry[3].difference)

@@ -61,40 +61,34 @@ class Gain:
     Differences are positive if the network is better. p: corrected by Holm over all such tests of a column.
     """
 
-    start: tuple[PairedTest, float] | None = None  # test and corrected p
-    pixels: tuple[PairedTest, float] | None = None
+    tests: Mapping[Baseline, tuple[PairedTest, float]]  # test and corrected p
     unit: str = "%"
     sign: int = 1  # -1 if lower is better
 
     @property
     def text(self) -> str:
         """`+15.6`: the gain over the initial weights; "" if they were not measured."""
-        if not self.start:
+        if "start" not in self.tests:
             return ""
-        difference = self.start[0].difference
+        difference = self.tests["start"][0].difference
         return f"{self.sign * difference:+.{interval_decimals(difference, self.unit)}f}"
 
     @property
     def marks(self) -> str:
         """`s p`: significantly better than initial weights and than raw pixels; `-s`, `-p`: worse."""
         signs = {1: "", -1: "-"}
-        roles: dict[Baseline, str] = {"start": "s", "pixels": "p"}
-        return " ".join(f"{signs[sign]}{mark}" for role, mark in roles.items() if (sign := self.significant(role)))
-
-    def compared(self, baseline: Baseline) -> tuple[PairedTest, float] | None:
-        return self.start if baseline == "start" else self.pixels
+        return " ".join(f"{signs[sign]}{role[0]}" for role in BASELINES if (sign := self.significant(role)))
 
     def significant(self, baseline: Baseline) -> int:
         """1 if the network is significantly better than a baseline, -1 if worse, 0 if neither or not compared."""
-        test, p = self.compared(baseline) or (None, 1.0)
+        test, p = self.tests.get(baseline, (None, 1.0))
         return self.sign * (1 if test.difference > 0 else -1) if test and p <= LEVEL else 0
 
     def in_words(self, baseline: Baseline) -> str:
         """`53.1 points [46.2, 60.0]`: the difference from a baseline, with its interval; "" if not compared."""
-        compared = self.compared(baseline)
-        if not compared:
+        if baseline not in self.tests:
             return ""
-        test, unit = compared[0], " points" if self.unit == "%" else suffix(self.unit)
+        test, unit = self.tests[baseline][0], " points" if self.unit == "%" else suffix(self.unit)
         low, high = sorted((self.sign * test.low, self.sign * test.high))
         digits = interval_decimals(test.difference, self.unit)
         return f"{self.sign * test.difference:.{digits}f}{unit} {interval_text(low, high, digits)}"
@@ -109,7 +103,7 @@ class Outcomes(NamedTuple):
 
 
 def outcomes(baseline: Baseline, gains: Iterable[Gain]) -> Outcomes:
-    signs = [gain.significant(baseline) for gain in gains if gain.compared(baseline)]
+    signs = [gain.significant(baseline) for gain in gains if baseline in gain.tests]
     return Outcomes(signs.count(1), signs.count(-1), len(signs))
 
 
@@ -361,10 +355,11 @@ def gains(
     rows, cells = leaderboard.rows, leaderboard.candidates.get(column, {})
     floors = [used for used, kind in leaderboard.kinds.items() if kind == "floor" and column in rows[used]]
     pixels = min(floors, key=lambda used: order_of(rows[used][column]), default=None)  # of all sizes
-    tests: dict[tuple[Key, str], PairedTest] = {}
+    tests: dict[tuple[Key, Baseline], PairedTest] = {}
     for key in cells:
         own = tuple(stored for stored in by_key[key] if stored.result.group == column[0])
-        for role, baseline in (("start", starts.get(key)), ("pixels", pixels)):
+        compared_with: dict[Baseline, CheckpointUsed | None] = {"start": starts.get(key), "pixels": pixels}
+        for role, baseline in compared_with.items():
             other = comparable(baseline.key, own[0]) if baseline else ()
             if other and comparable(key, own[0]) == own:
                 with suppress(ValueError):  # if no paired test is possible
@@ -372,11 +367,11 @@ def gains(
     for stored in (stored for own in by_key.values() for stored in own):
         stored.forget_arrays()
     corrected = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
-    compared: dict[Key, dict[str, Any]] = defaultdict(dict)
+    compared: dict[Key, dict[Baseline, tuple[PairedTest, float]]] = defaultdict(dict)
     for (key, role), test in tests.items():
         compared[key][role] = test, corrected[key, role]
     signs = {key: -1 if cell.higher_is_better is False else 1 for key, cell in cells.items()}
-    return {key: Gain(**roles, unit=cells[key].unit, sign=signs[key]) for key, roles in compared.items()}
+    return {key: Gain(tests=roles, unit=cells[key].unit, sign=signs[key]) for key, roles in compared.items()}
 
 
 def mean_ranks(leaderboard: Leaderboard) -> dict[Key, float]:
@@ -523,7 +518,7 @@ def verdict(table: ReportTable) -> str:
     if not leaders:
         return "No trained network was measured."
     if len(table.networks) == 1:
-        return alone(leaders[0], table.gains.get(table.networks[0].key, Gain()), on)
+        return alone(leaders[0], table.gains.get(table.networks[0].key, Gain(tests={})), on)
     if not table.ranks:
         text = f"There is no paired test of {table.metrics[0]}, so the networks are not ranked."
     elif len(leaders) == 1:
@@ -543,6 +538,6 @@ def alone(name: str, gain: Gain, on: str) -> str:
     beaten = [f"{words} by {gain.in_words(role)}" for role, words in baselines.items() if gain.significant(role) > 0]
     if beaten:
         return f"{name} beats {' and '.join(beaten)} {on}."
-    unclear = [words for role, words in baselines.items() if gain.compared(role)]
+    unclear = [words for role, words in baselines.items() if role in gain.tests]
     text = f"{name} is the only trained network measured {on}."
     return text + (f" It is not shown to be better than {' or '.join(unclear)}." if unclear else "")

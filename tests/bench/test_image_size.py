@@ -141,7 +141,7 @@ def test_raw_pixels_and_initial_weights_are_baselines_at_a_chosen_size(tmp_path)
     gains = {table.group: table.gains for table in report.tables}
     gain = gains["digits/knn@dino[98px]"][network.key]
     assert gain.marks == "s p" and not gains["digits/knn@dino"]
-    for baseline, test in zip(right, (gain.pixels, gain.start), strict=False):
+    for baseline, test in zip(right, (gain.tests["pixels"], gain.tests["start"]), strict=False):
         assert test[0].difference == pytest.approx(100 * (right[2].mean() - baseline.mean()))
 
 

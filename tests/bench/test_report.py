@@ -118,7 +118,7 @@ def test_the_headline_names_the_protocols_in_which_the_smallest_share_beats_raw_
         for table in report.tables:
             beat, of = shares[table.result.data.name]
             gains = {
-                used.key: Gain(pixels=(better, 0.001 if number < beat else 1.0))
+                used.key: Gain(tests={"pixels": (better, 0.001 if number < beat else 1.0)})
                 for number, used in enumerate(networks[:of])
             }
             tables.append(replace(table, gains=gains))
@@ -178,7 +178,7 @@ def test_gains_are_over_all_seeds_and_the_weights_of_the_same_pretraining(tmp_pa
     (table,) = contents_of(read_leaderboard(tmp_path)).tables
     other, mae = table.networks
     assert (other.name, mae.name, table.cells[mae].mean) == ("mae-seed2", "mae", 65.0)
-    assert table.gains[mae.key].pixels[0].difference == 25.0 and table.gains[mae.key].text == ""
+    assert table.gains[mae.key].tests["pixels"][0].difference == 25.0 and table.gains[mae.key].text == ""
 
 
 def test_further_trainings_of_a_network_are_its_seeds(tmp_path):
