@@ -86,6 +86,15 @@ def test_a_board_is_made_resumed_and_recorded(cifar, tmp_path, monkeypatch, caps
         epochs, updates = spent["settings"]["epochs"], spent["data"]["images"] // 16
         assert updates > 1
         assert abs(updates * epochs * update - 20.0) <= epochs * update / 2
+    before = (folder / "leaderboard.csv").read_text(), board.companion_file(folder, "json").read_text()
+    elsewhere = [str(tmp_path / "elsewhere") if word == str(tmp_path / "out") else word for word in words]
+    monkeypatch.setattr("sys.argv", [*elsewhere, "--methods", "mae", "lut"])
+    board.main()  # on another machine, which has the record alone
+    assert before == ((folder / "leaderboard.csv").read_text(), board.companion_file(folder, "json").read_text())
+    assert not (tmp_path / "elsewhere" / "runs").exists() and not list(check_record(folder))
+    assert board.Record(folder=folder).curve("mae")[0], "logs of trainings are kept"
+    with pytest.raises(ValueError, match=r"0\.02 TFLOP"):
+        board.Board(cifar, tmp_path / "out", tflop=1.0).take_up(folder)
     capsys.readouterr()
     monkeypatch.setattr("sys.argv", ["board", "--table", str(folder)])
     board.main()

@@ -8,7 +8,8 @@
     python -m tools.board --figure records/cifar10-50tflop docs/board.png    the picture of README.md, from the record
 
 Trainings and evaluations are calls of `import bench`. Results in --out are not computed again, so the same command
-resumes after a kill. The record contains the methods that are finished.
+resumes after a kill. The record contains the methods that are finished. Those that are in it already stay and are not
+trained again, so that another machine can go on.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import numpy as np
 import bench
 from bench.reports.contents import BASELINES, Gain, gains, initial_weights, outcomes
 from bench.reports.leaderboard import leaderboard_of
-from bench.reports.record import stored_results
+from bench.reports.record import stored_results, take_up_record, write_record
 from bench.reports.site import training_log
 from bench.results.record import CheckpointUsed, MetricRecord, Result
 from bench.results.store import StoredResult
@@ -35,6 +36,7 @@ from bench.statistics.intervals import LEVEL
 from bench.statistics.paired import PairedTest, paired_t
 from bench.statistics.significance import PairedTestCache
 from engine.errors import on_command_line
+from engine.files import write_atomic
 from engine.printing import markdown_table, say
 
 if TYPE_CHECKING:
@@ -176,6 +178,7 @@ class Board:
     ) -> None:
         self.images, self.out, self.tflop, self.search_share = images, out, tflop, search_share
         self.transfer = transfer  # URL of other images on which the networks are evaluated
+        self.recorded: dict[str, str] = {}  # networks of an earlier record -> name of their initial weights
 
     @property
     def searched(self) -> str:
@@ -235,9 +238,9 @@ class Board:
         """Rate -> k-NN accuracy on held-out training images, of the class token or the mean patch."""
         path = self.out / "search" / f"{method}.json"
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
             runs = {f"{rate:.2g}": self.train(method, 0, rate, self.search_share) for rate in RATES}
-            path.write_text(json.dumps({rate: self.heldout_top1(run) for rate, run in runs.items()}, indent=1) + "\n")
+            top1s = {rate: self.heldout_top1(run) for rate, run in runs.items()}
+            write_atomic(path, json.dumps(top1s, indent=1) + "\n")
         return json.loads(path.read_text())
 
     def heldout_top1(self, run: Path) -> float:
@@ -259,6 +262,23 @@ class Board:
         chosen = chosen_rate(self.search_rate(method))
         return self.train(method, seed, next(rate for rate in RATES if f"{rate:.2g}" == chosen), 1.0)
 
+    def take_up(self, folder: Path) -> None:
+        """Go on from the record in `folder`, if there is one: its networks count as trained and evaluated.
+
+        ValueError if it is of another budget.
+        """
+        if not folder.exists():
+            return
+        about = Record(folder=folder).about
+        if about["tflop"] != self.tflop:
+            raise ValueError(f"{folder} is of {about['tflop']:g} TFLOP per method, not {self.tflop:g}: choose another")
+        take_up_record(folder, self.out)
+        self.recorded = about["starts"]
+        for method, accuracies in about["search"].items():
+            path = self.out / "search" / f"{method}.json"
+            if not path.exists():
+                write_atomic(path, json.dumps(accuracies, indent=1) + "\n")
+
     @property
     def seeds(self) -> list[int]:
         """Seeds with at least one finished training."""
@@ -273,7 +293,9 @@ class Board:
 
     def starts(self, seed: int) -> dict[str, str]:
         """Trained network -> name of its initial weights; networks with the same initial weights share a name."""
-        names: dict[str, str] = {}
+        recorded, results = set(self.recorded.values()), [stored.result for stored in stored_results(self.out)]
+        used = [result.checkpoint for result in results if result.checkpoint.name in recorded]
+        names = {checkpoint.digest: checkpoint.name for checkpoint in used}
         return {
             label(method, seed): names.setdefault(bench.load(run / "start").digest, f"{label(method, seed)}{START}")
             for method, run in self.finished(seed).items()
@@ -305,11 +327,9 @@ class Board:
 
     def write_record(self, folder: Path) -> None:
         """Write the record of all finished trainings and evaluations, and its two companion files."""
-        from bench.reports.record import write_record
-
         write_record(self.out, folder)
         searches = {path.stem: json.loads(path.read_text()) for path in self.out.glob("search/*.json")}
-        starts = {name: start for seed in self.seeds for name, start in self.starts(seed).items()}
+        starts = self.recorded | {name: start for seed in self.seeds for name, start in self.starts(seed).items()}
         search = {name: searches[name] for name in sorted(searches)}
         about = {
             "tflop": self.tflop,
@@ -637,8 +657,12 @@ def main() -> None:
     if not (arguments.images and arguments.out):
         parser.error("--images and --out are needed")
     board = Board(arguments.images, arguments.out, arguments.budget, arguments.search_share, arguments.transfer)
+    if arguments.record:
+        board.take_up(arguments.record)
     for seed in arguments.seeds:
         for method in arguments.methods:
+            if label(method, seed) in board.recorded:
+                continue
             say(f"seed {seed}: {board.train_at_best_rate(method, seed)}")
         board.evaluate(seed, arguments.evaluate)
     if arguments.record:

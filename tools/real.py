@@ -4,8 +4,8 @@
     python -m tools.real ... --only flowers17 camvid     these sets alone
     python -m tools.real --table records/real            the table, from the record alone
 
-SETS is a folder with the image sets of JOBS; those that it lacks are left out. Results in --out are not computed again,
-so the same command resumes after a kill, and its page names what is missing.
+SETS is a folder with the image sets of JOBS; those that it lacks are left out. Results in --out, and in a record that is
+there already, are not computed again, so the same command resumes after a kill, and its page names what is missing.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any
 
 import bench
 from bench.reports.leaderboard import leaderboard_of
-from bench.reports.record import stored_results, write_record
+from bench.reports.record import stored_results, take_up_record, write_record
 from bench.results.record import Result, number_with_interval
 from engine.errors import on_command_line
 from engine.printing import markdown_table, say
@@ -294,6 +294,8 @@ def main() -> None:
         return
     if not (arguments.checkpoint and arguments.sets and arguments.out):
         parser.error("CHECKPOINT, SETS and --out are needed")
+    if arguments.record and arguments.record.exists():
+        take_up_record(arguments.record, arguments.out)
     run(arguments.checkpoint, arguments.sets, arguments.out, arguments.only)
     if arguments.record:
         write(arguments.out, arguments.record)

@@ -49,6 +49,7 @@ from pretrain.loop.records import LOG
 TOOL = "ssl-vit-bench"  # name of the package
 ABOUT, SUMS = "record.json", "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.sig"  # made by ssh-keygen -Y sign
+CHECKPOINTS = "checkpoints"  # the folder of their descriptions
 CHECKPOINT_FILES = ("config.json", COST, RUN, LOG)  # two of its export, and two of its pretraining
 LOG_LINES = 100  # enough to draw a curve; the logs of long trainings would be most of a record
 README = """# Record of a leaderboard
@@ -85,6 +86,19 @@ def write_record(out: Path, folder: Path) -> None:
         write_atomic(temporary / SUMS, "".join(f"{total}  {name}\n" for name, total in sums.items()))
 
 
+def take_up_record(folder: Path, out: Path) -> None:
+    """Copy the results of a record to `out`, where they count as done, with the descriptions of their checkpoints.
+
+    A file that `out` has already stays, so a record of `out` contains the numbers of both. ValueError if `folder` is
+    not a record or disagrees with its sums.
+    """
+    if problems := list(_sum_differences(folder)):
+        raise ValueError(f"{folder}: {problems[0]}; `bench record --check` lists all")
+    for name in sorted(_files(folder)):
+        if name.startswith((f"{CHECKPOINTS}/", "results/")) and not (out / name).exists():
+            write_atomic(out / name, read_regular(folder / name))
+
+
 def copied_files(out: Path) -> Iterator[tuple[str, bytes]]:
     """(path in the record, content) of each copied file, and of record.json. ValueError for an unreadable result."""
     yield ABOUT, _json({"format": 2, "tool": TOOL, "version": _version()})
@@ -100,15 +114,18 @@ def copied_files(out: Path) -> Iterator[tuple[str, bytes]]:
                 yield str(file.relative_to(out)), _public_content(file)
     for checkpoint in used.values():
         for path in _files_of_checkpoint(out, checkpoint):
-            yield f"checkpoints/{checkpoint.unique_name}/{path.name}", _public_content(path)
+            yield f"{CHECKPOINTS}/{checkpoint.unique_name}/{path.name}", _public_content(path)
 
 
 def _files_of_checkpoint(out: Path, used: CheckpointUsed) -> list[Path]:
-    """CHECKPOINT_FILES of its export in OUT/exports, or at the path in the result if the digest is still the same."""
-    for folder in (out / "exports" / used.unique_name, Path(used.source)):
+    """CHECKPOINT_FILES of its export in OUT/exports, of a record in OUT, or at the path in the result if the digest is
+    still the same."""
+    recorded = out / CHECKPOINTS / used.unique_name
+    for folder in (out / "exports" / used.unique_name, recorded, Path(used.source)):
         if is_export(folder) and read_config(folder)["vit_export"].get("digest") == used.digest:
             is_trained_here = folder.name.startswith(EXPORT) and is_run(folder.parent)
-            folders = [folder, folder, *([folder.parent] * 2 if is_trained_here else ())]
+            runs = [folder] if folder == recorded else [folder.parent] if is_trained_here else []
+            folders = [folder, folder, *runs * 2]
             paths = [parent / name for parent, name in zip(folders, CHECKPOINT_FILES, strict=False)]
             return [path for path in paths if path.is_file()]
     return []

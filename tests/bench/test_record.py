@@ -15,7 +15,15 @@ from made_results import made_checkpoint, made_result, save_result
 from written import contents
 
 from bench.__main__ import main
-from bench.reports.record import LOG_LINES, SUMS, check_record, derived_files, number_differences
+from bench.reports.record import (
+    LOG_LINES,
+    SUMS,
+    check_record,
+    derived_files,
+    number_differences,
+    take_up_record,
+    write_record,
+)
 from bench.reports.site import about
 from bench.results.record import DataUsed, ProtocolUsed, Result, read_result
 from bench.run.checkpoints import describe
@@ -92,6 +100,20 @@ def test_a_record_agrees_with_its_results_and_is_reproducible(bench, folder, wri
     assert bench("record", folder, "--to", tmp_path / "again")[0] == 0
     assert contents(tmp_path / "again") == before == contents(written), "a check leaves nothing behind"
     assert subprocess.run(["sha256sum", "-c", "--quiet", SUMS], cwd=written).returncode == 0
+
+
+def test_a_record_is_taken_up_elsewhere_and_recorded_again(written, copy, tmp_path):
+    out, again = tmp_path / "out", tmp_path / "again"
+    take_up_record(written, out)
+    write_record(out, again)
+    assert contents(again) == contents(written)
+    kept = next((out / "results").rglob("*.json"))
+    kept.write_text("mine")
+    take_up_record(written, out)
+    assert kept.read_text() == "mine"
+    (copy / "leaderboard.md").write_text("better numbers")
+    with pytest.raises(ValueError, match=r"leaderboard\.md"):
+        take_up_record(copy, tmp_path / "other")
 
 
 def test_contents_of_a_record(folder, written):
