@@ -4,8 +4,8 @@
     python -m tools.real ... --only flowers17 camvid     these sets alone
     python -m tools.real --table records/real            the table, from the record alone
 
-SETS is a folder with the image sets of JOBS; those that it lacks are left out. Results in --out and in an earlier record
-are not computed again, so the same command resumes after a kill, and its page names what is missing.
+SETS is a folder with the image sets of JOBS; those that it lacks are left out. Results in --out and in an earlier
+record are not computed again, so the same command resumes after a kill. The record's page names what is missing.
 """
 
 import argparse
