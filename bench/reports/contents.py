@@ -28,6 +28,7 @@ from engine.files import digest
 from engine.printing import counted, in_words
 
 SHADES = 10  # steps of lightness of one hue, which colour-blind readers can tell apart
+SUPERVISED = "supervised"  # the method that reads labels
 MAX_NAMED = 3  # networks that a sentence names
 SEED = re.compile(r"-seed(\d+)")  # in the name of a further training of the network that is called the same without it
 # Protocols in words: of the task, and of the source, the first word after the @ unless two would be called the same.
@@ -216,6 +217,7 @@ class ReportContents:
     tables: tuple[ReportTable, ...]
     overview: tuple[CheckpointUsed, ...]  # all checkpoints, by mean rank; those that are not ranked come last
     trainings: Mapping[Key, int]  # trained network -> number of its trainings
+    without_labels: tuple[ReportTable, ...]  # beside supervised networks: the tables without these
     mean_ranks: Mapping[Key, float]  # over the protocols with paired tests that all networks have
     checkpoints: tuple[Mapping[str, Any], ...]  # facts
     results: Sequence[Result]
@@ -282,6 +284,7 @@ def contents(
     return ReportContents(
         board=leaderboard,
         tables=tuple(tables),
+        without_labels=without_labels(tables, merged, cache) if cache else (),
         overview=tuple(sorted(leaderboard.rows, key=place)),
         trainings={
             used.key: len(trainings[used.key]) for used, kind in leaderboard.kinds.items() if kind == "measured"
@@ -290,6 +293,21 @@ def contents(
         checkpoints=tuple(checkpoint_facts(leaderboard, used, updates or {}) for used in leaderboard.rows),
         results=[stored.result for stored in measured],
         sources=sources,
+    )
+
+
+def without_labels(
+    tables: Iterable[ReportTable], results: Sequence[StoredResult], cache: PairedTestCache
+) -> tuple[ReportTable, ...]:
+    """The tables without networks trained with labels, and ties among the others; () if there are no such networks."""
+    kept = [stored for stored in results if stored.result.checkpoint.method != SUPERVISED]
+    if len(kept) == len(results):
+        return ()
+    board = with_ties(leaderboard_of(stored.result for stored in kept), kept, cache)
+    return tuple(
+        replace(table, board=board, checkpoints=tuple(used for used in table.checkpoints if used in board.rows))
+        for table in tables
+        if table.group in board.groups
     )
 
 
@@ -464,18 +482,9 @@ def headline(report: ReportContents) -> str:
         return gains_in_words(report) or (
             "No protocol has measured and tested two trained networks yet, so there is nothing to rank."
         )
-    first = Counter(name for table in ranked for name in table.leaders)
-    alone = Counter(table.leaders[0] for table in ranked if len(table.leaders) == 1)
-    order = sorted(first, key=lambda name: (-first[name], -alone[name], name))
-    least = first[order[:MAX_NAMED][-1]]
-    leading = [name for name in order if first[name] >= least]  # with all that are first as often as the last of them
-    leading = leading if len(leading) <= 2 * MAX_NAMED else order[:MAX_NAMED]
-    named = [
-        f"{name} in {first[name]}" + f" (significantly better than all others in {alone[name]})" * (name in alone)
-        for name in leading
-    ]
-    named += [counted(len(order) - len(leading), "other network")] if order[len(leading) :] else []
-    text = f"Best or tied with the best in {counted(len(ranked), 'protocol')}: {'; '.join(named)}."
+    text = f"Best or tied with the best in {counted(len(ranked), 'protocol')}: {leaders_in_words(ranked)}."
+    if unlabelled := [table for table in report.without_labels if table.ranks]:
+        text += f" Among those trained without labels: {leaders_in_words(unlabelled)}."
     once = sum(count == 1 for count in report.trainings.values())
     if once:
         share = (
@@ -494,6 +503,22 @@ def headline(report: ReportContents) -> str:
         rest = f"; {counted(len(named) - MAX_NAMED, 'other protocol')} compared" * (len(named) > MAX_NAMED)
         text += f" Networks shown to be better than raw pixels, fewest first: {', '.join(named[:MAX_NAMED])}{rest}."
     return text
+
+
+def leaders_in_words(tables: Sequence[ReportTable]) -> str:
+    """`mae in 3 (significantly better than all others in 2); dino in 1`: the networks that lead most of the tables."""
+    first = Counter(name for table in tables for name in table.leaders)
+    alone = Counter(table.leaders[0] for table in tables if len(table.leaders) == 1)
+    order = sorted(first, key=lambda name: (-first[name], -alone[name], name))
+    least = first[order[:MAX_NAMED][-1]]
+    leading = [name for name in order if first[name] >= least]  # with all that are first as often as the last of them
+    leading = leading if len(leading) <= 2 * MAX_NAMED else order[:MAX_NAMED]
+    named = [
+        f"{name} in {first[name]}" + f" (significantly better than all others in {alone[name]})" * (name in alone)
+        for name in leading
+    ]
+    named += [counted(len(order) - len(leading), "other network")] if order[len(leading) :] else []
+    return "; ".join(named)
 
 
 def gains_in_words(report: ReportContents) -> str:
