@@ -96,6 +96,32 @@ def mce(errors: Mapping[str, Sequence[float]]) -> float:
     return 100.0 * float(np.mean(ratios))
 
 
+def mean_errors(wrong: Mapping[str, Sequence[np.ndarray]]) -> dict[str, list[float]]:
+    """Corruption -> error for each severity, from 0 to 1. wrong: as for `mce_metric`."""
+    return {corruption: [float(np.nanmean(values)) for values in sets] for corruption, sets in wrong.items()}
+
+
+def mce_metric(wrong: Mapping[str, Sequence[np.ndarray]]) -> Metric:
+    """Mean corruption error, with values on resamples of the images if all sets show the same ones.
+
+    wrong: corruption -> for each severity (N,), whether an image is misclassified, NaN for an unreadable one.
+    """
+    value = mce(mean_errors(wrong))
+    sizes = {len(values) for sets in wrong.values() for values in sets}
+    if len(sizes) > 1:
+        return Metric(value=value, higher_is_better=False)
+    (images,) = sizes
+    stacked = np.array(list(wrong.values())).reshape(-1, images)  # a row for each corruption and severity
+    counts, values = (~np.isnan(stacked)).astype(np.float64), np.nan_to_num(stacked)
+
+    def score(weights: np.ndarray) -> dict[str, np.ndarray]:
+        rates = (weights @ values.T) / np.maximum(weights @ counts.T, 1)
+        by_corruption = rates.reshape(len(weights), len(wrong), -1).mean(axis=2)
+        return {"": 100 * (by_corruption / [np.mean(ALEXNET[corruption]) for corruption in wrong]).mean(axis=1)}
+
+    return Metric(value=value, higher_is_better=False, resampled=resampled(score, images)[""], resampled_units=images)
+
+
 def any_match(ranked: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Whether one of the predicted classes (N, k) is among the labels (N, m) of an image, which are padded with -1:
     (N,) float, NaN for an image without labels."""
@@ -366,17 +392,20 @@ class ShiftedSets:
                 metrics[f"{name}_top1"] = top1_metric(correct)
 
         root = found_sets(place).get("c", "")
-        errors: dict[str, list[float]] = {}
+        wrong: dict[str, list[np.ndarray]] = {}
         for corruption, images, transform in self.corruptions(root):
             features = self.extract(images, transform)
             labels = head_classes(images, self.classes)[features.labels]
             correct = any_match(self.ranked(features)[:, :1], labels[:, None])
-            errors.setdefault(corruption, []).append(1 - float(np.nanmean(correct)))
+            is_wrong = np.full(len(images), np.nan)
+            is_wrong[features.indices] = 1 - correct
+            wrong.setdefault(corruption, []).append(is_wrong)
             feature_sets.append(features)
-        if errors:
+        if wrong:
+            errors = mean_errors(wrong)
             prefix = "c" if root else "generated"
             name = f"{prefix}_mce" if set(errors) == set(BENCHMARK) else f"{prefix}_mce_of{len(errors)}"
-            metrics[name] = Metric(value=mce(errors), higher_is_better=False)
+            metrics[name] = mce_metric(wrong)
             for corruption, values in errors.items():
                 mean = 100 * float(np.mean(values))
                 metrics[f"{prefix}_{corruption}_error"] = Metric(value=mean, higher_is_better=False)

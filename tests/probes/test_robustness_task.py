@@ -12,9 +12,9 @@ from PIL import Image
 from refusals import refusal
 from toy_exports import varied_export
 
-from engine.tasks import Workspace
+from engine.tasks import Workspace, resampled
 from probes.finetune.trainer import Training
-from probes.shifted import ALEXNET, objectnet_counterparts, open_class_folders, real_labels
+from probes.shifted import ALEXNET, mce, mce_metric, objectnet_counterparts, open_class_folders, real_labels
 from probes.tasks.finetune import Finetune
 from probes.tasks.linear import Linear
 from probes.tasks.robustness import Robustness
@@ -96,6 +96,19 @@ def test_every_set_is_scored_by_its_own_rule(outcome):
     errors = outcome.arrays["c_errors"]
     alexnet = [np.mean(ALEXNET[name]) for name in ("fog", "contrast")]  # in the order of the benchmark
     assert errors.shape == (2, 5) and numbers["c_mce_of2"] == pytest.approx(100 * np.mean(errors.mean(1) / alexnet))
+
+
+def test_the_mean_corruption_error_varies_with_the_images_it_is_measured_on(outcome):
+    """All corruptions of a drawn image count as often as the image; of other images per set there is no interval."""
+    wrong = {name: (np.random.default_rng(0).random((5, 30)) < 0.4).astype(float) for name in ("fog", "contrast")}
+    wrong["fog"][2, 7] = np.nan
+    metric = mce_metric(wrong)
+    weights = resampled(lambda weights: {"": weights}, 30, 100)[""][99]
+    images = np.repeat(np.arange(30), weights.astype(int))
+    drawn = {name: [np.nanmean(values[images]) for values in sets] for name, sets in wrong.items()}
+    assert metric.resampled[99] == pytest.approx(mce(drawn)) and metric.resampled_units == 30
+    assert mce_metric(wrong | {"snow": np.ones((5, 29))}).resampled is None
+    assert outcome.metrics["c_mce_of2"].resampled_units == 12
 
 
 def test_clean_numbers_equal_those_of_the_linear_probe(imagenet, outcome, tmp_path):
