@@ -56,11 +56,21 @@ class Job:
 
 CIFAR: dict[str, Any] = dict(image_size=98, limit=2500)  # a fifth of the operations; the images of the boards
 ATTENTIVE = {"attentive.epochs": 10, "attentive.batch": 64}
-DENSE_HEAD: dict[str, Any] = dict(networks=[NETWORK], minutes=15, keeps_heads=True)
+DENSE_HEAD: dict[str, Any] = dict(networks=(NETWORK, INITIAL), minutes=15, keeps_heads=True)
 SEGMENTATION = {  # windows of the images' own height, and a head of 150 steps
     **{"segmentation_linear.short": 360, "segmentation_linear.crop_size": 360, "segmentation_linear.stride": 240},
     **{"segmentation_linear.steps": 150, "segmentation_linear.warmup": 15, "segmentation_linear.batch": 8},
     "segmentation_linear.lr": (0.001, 0.003, 0.01),
+}
+CROPS = {"crop": 240, "stride": 160, "scale": (480, 360), "ratios": (0.75, 1.5)}  # of CamVid's images, 480 x 360
+SEGMENTER = {  # three passes over the training images, at one learning rate
+    **{f"segmenter_cityscapes.{name}": value for name, value in CROPS.items()},
+    **{"segmenter_cityscapes.epochs": 3, "segmenter_cityscapes.lr": 0.003, "segmenter_cityscapes.judge_every": 3},
+}
+UPERNET = {  # 80 steps of a narrow head
+    **{f"upernet_ade20k.{name}": value for name, value in CROPS.items()},
+    **{"upernet_ade20k.steps": 80, "upernet_ade20k.warmup": 8, "upernet_ade20k.batch": 8},
+    **{"upernet_ade20k.lr": 0.0003, "upernet_ade20k.channels": 128},
 }
 FINETUNE = {  # every weight, four passes over the training images, without mixing
     **{"finetune.epochs": 4, "finetune.warmup_epochs": 1.0, "finetune.batch": 32, "finetune.mixed_together": 32},
@@ -88,7 +98,7 @@ JOBS: Sequence[Job] = (  # in the order in which they run: the most evidence for
     Job(images="coco128", protocols=["discovery@lost"], minutes=4, networks=(NETWORK, INITIAL)),
     Job(images="flowers17", protocols=["logreg@dinov2"], minutes=4, networks=[INITIAL]),
     Job(images="camvid", protocols=["segmentation_linear@dinov3"], settings=SEGMENTATION, **DENSE_HEAD),
-    Job(images="davis2016", protocols=["video_propagation@dino"], minutes=6, networks=[NETWORK], limit=50),
+    Job(images="davis2016", protocols=["video_propagation@dino"], minutes=6, networks=(NETWORK, INITIAL), limit=50),
     Job(images="nyuv2", protocols=["depth_linear@dinov3"], limit=50, settings=DEPTH, **DENSE_HEAD),
     Job(images="caltech101", protocols=ONE_PASS, minutes=20, networks=(RAW, NETWORK)),
     Job(images="caltech101", protocols=["logreg@dinov2"], minutes=22, networks=(RAW, NETWORK)),
@@ -97,6 +107,8 @@ JOBS: Sequence[Job] = (  # in the order in which they run: the most evidence for
     Job(images="cifar100", protocols=ONE_PASS, minutes=2, **CIFAR),
     Job(images="nyuv2-seg", protocols=["dense_knn@capi"], minutes=10, networks=(NETWORK, INITIAL)),
     Job(images="camvid", protocols=["segmentation_linear@capi"], minutes=15, networks=[NETWORK]),
+    Job(images="camvid", protocols=["segmenter_mask@moca"], minutes=13, settings=SEGMENTER, networks=[NETWORK]),
+    Job(images="camvid", protocols=["upernet@ibot"], minutes=13, settings=UPERNET, networks=[NETWORK]),
     Job(images="flowers17", protocols=["attentive@capi"], minutes=25, networks=[NETWORK], settings=ATTENTIVE),
     Job(images="flowers17", protocols=["robustness@cached"], minutes=3, image_size=98, settings=ROBUST),
     Job(
