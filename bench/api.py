@@ -285,6 +285,7 @@ def evaluate(
     """
     check(protocol=protocol, name=name, settings=settings)
     changes = {f"{protocol}.{field}": value for field, value in (settings or {}).items()}
+    from bench.options import checked_name
     from bench.run.suites import catalogue, choose_protocols
 
     try:
@@ -315,7 +316,7 @@ def evaluate(
         [checkpoint],
         protocol,
         data,
-        names=[name] if name else (),
+        names=[checked_name(name, "name")] if name else (),
         image_size=image_size,
         settings=changes,
         select=select,

@@ -219,6 +219,7 @@ def evaluate(*images, **settings):
         (evaluate("x=digit:"), "^data='x=digit:': "),
         (evaluate("/no/where"), "^data='where=/no/where': "),
         (lambda export: api.evaluate_suite([export], "knn@dino", ["a=digits:"], names=["b", "c"]), "2 names for 1"),
+        (lambda export: api.evaluate(export, "knn@dino", "digits:", name="b/c"), "name='b/c': "),
         (lambda export: api.extract("pixels:8", "digits:", pool="cls"), "layer -1; add pool='avg'"),
         (lambda export: api.extract(export, "digits:", layer=7), "layer 7: the model has 2 blocks"),
         (lambda export: api.extract(export, "digits:", options=api.Options(precision="float16")), "pretrain"),
