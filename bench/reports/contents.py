@@ -491,18 +491,24 @@ def headline(report: ReportContents) -> str:
             "One training each" if once == len(report.trainings) else f"{counted(once, 'network')} with one training"
         )
         text += f" {share}: seeds can change the order."
+    return text
+
+
+def compared_with_pixels(report: ReportContents) -> str:
+    """How many networks are shown to be better than raw pixels, and worse, in the protocols with the smallest share;
+    "" where none are ranked or compared."""
     counts = [(table, outcomes("pixels", table.gains.values())) for table in report.tables]
     compared = sorted((count for count in counts if count[1].of), key=lambda count: count[1].better / count[1].of)
-    if compared:
-        named = [
-            f"{count.better} of {count.of}"
-            + f" ({count.worse} worse)" * bool(count.worse)
-            + f" in {table.title} on {table.result.data.name}"
-            for table, count in compared
-        ]
-        rest = f"; {counted(len(named) - MAX_NAMED, 'other protocol')} compared" * (len(named) > MAX_NAMED)
-        text += f" Networks shown to be better than raw pixels, fewest first: {', '.join(named[:MAX_NAMED])}{rest}."
-    return text
+    if not compared or not any(table.ranks for table in report.tables):
+        return ""
+    named = [
+        f"{count.better} of {count.of}"
+        + f" ({count.worse} worse)" * bool(count.worse)
+        + f" in {table.title} on {table.result.data.name}"
+        for table, count in compared
+    ]
+    rest = f"; {counted(len(named) - MAX_NAMED, 'other protocol')} compared" * (len(named) > MAX_NAMED)
+    return f"Networks shown to be better than raw pixels, fewest first: {', '.join(named[:MAX_NAMED])}{rest}."
 
 
 def leaders_in_words(tables: Sequence[ReportTable]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from bench.reports.contents import (
     ReportContents,
     ReportTable,
+    compared_with_pixels,
     contents,
     headline,
     provenance,
@@ -85,7 +86,7 @@ def page_of(
     # The page's content security policy allows no style or script but its own. `svg` marks figures as safe: matplotlib
     # escapes their texts.
     script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
-    functions = (cell_text, end_text, headline, quantity, results_button, set_spans, verdict)
+    functions = (cell_text, compared_with_pixels, end_text, headline, quantity, results_button, set_spans, verdict)
     results = [{name: printable(value) for name, value in provenance(result).items()} for result in report.results]
     return html_template((HERE / "page.html").read_text(encoding="utf-8"), HERE).render(
         **{function.__name__: function for function in functions},

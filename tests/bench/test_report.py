@@ -16,7 +16,7 @@ from made_results import EVIL, made_checkpoint, made_leaderboard, save_result
 from shown_results import Elements, report_of, result, shown
 from small_exports import make_export
 
-from bench.reports.contents import Gain, headline, provenance, verdict
+from bench.reports.contents import Gain, compared_with_pixels, headline, provenance, verdict
 from bench.reports.details import image_details
 from bench.reports.leaderboard import cell_text, read_leaderboard, with_ties
 from bench.reports.page import contents_of, packed, page_of, report_page
@@ -104,7 +104,7 @@ def test_the_headline_claims_only_what_paired_tests_support():
     assert "nothing to rank" in headline(report)
 
 
-def test_the_headline_names_the_protocols_in_which_the_smallest_share_beats_raw_pixels():
+def test_a_page_names_the_protocols_in_which_the_smallest_share_beats_raw_pixels():
     """By share and not by number, and it says nothing of the others but how many there are."""
     networks = [made_checkpoint(f"n{number}", number) for number in range(4)]
     pairs = np.ones((2, 100), np.float32)
@@ -122,7 +122,7 @@ def test_the_headline_names_the_protocols_in_which_the_smallest_share_beats_raw_
                 for number, used in enumerate(networks[:of])
             }
             tables.append(replace(table, gains=gains))
-        return headline(replace(report, tables=tuple(tables)))
+        return compared_with_pixels(replace(report, tables=tuple(tables)))
 
     text = text_of({"digits": (3, 3), "second": (2, 4), "third": (0, 2), "fourth": (3, 4)})
     assert re.findall(r"(\d of \d) in \S+ \S+ on (\w+)", text.partition("raw pixels")[2]) == [
