@@ -106,7 +106,7 @@ JOBS: Sequence[Job] = (  # in the order in which they run: the most evidence for
     Job(images="flowers17", protocols=["health@val"], minutes=3),
     Job(images="cifar100", protocols=ONE_PASS, minutes=2, **CIFAR),
     Job(images="nyuv2-seg", protocols=["dense_knn@capi"], minutes=10, networks=(NETWORK, INITIAL)),
-    Job(images="camvid", protocols=["segmentation_linear@capi"], minutes=15, networks=[NETWORK]),
+    Job(images="camvid", protocols=["segmentation_linear@capi"], minutes=65, networks=[NETWORK]),
     Job(images="camvid", protocols=["segmenter_mask@moca"], minutes=13, settings=SEGMENTER, networks=[NETWORK]),
     Job(images="camvid", protocols=["upernet@ibot"], minutes=13, settings=UPERNET, networks=[NETWORK]),
     Job(images="flowers17", protocols=["attentive@capi"], minutes=25, networks=[NETWORK], settings=ATTENTIVE),
