@@ -68,7 +68,7 @@ def test_a_board_is_made_resumed_and_recorded(cifar, tmp_path, monkeypatch, caps
     words += ["--evaluate", "knn@dino", board.LINEAR, "--record", str(tmp_path / "made")]
     monkeypatch.setattr("sys.argv", [*words, "--methods", "mae"])
     board.main()
-    assert "Not trained: lut, supervised." in (tmp_path / "made.md").read_text()
+    assert "Not in this record: lut, supervised." in (tmp_path / "made.md").read_text()
     monkeypatch.setattr("sys.argv", [*words, "--methods", "mae", "lut"])
     trained = (tmp_path / "out").glob("**/mae*/log.jsonl")
     before = {path: path.read_bytes() for path in trained}

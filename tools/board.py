@@ -610,7 +610,7 @@ def page(folder: Path) -> str:
         margin=f", unless the recipe's is within {margin:g} points of it" if margin else "",
         level=LEVEL,
         transfer=TRANSFER if any(column.data == "cifar100" for column in record.columns) else "",
-        left=f" Not trained: {', '.join(untrained)}." if untrained else "",
+        left=f" Not in this record: {', '.join(untrained)}." if untrained else "",
         better=record.better_counts(),
         table=record.table(),
         differences=record.differences(),
