@@ -102,24 +102,25 @@ def mean_errors(wrong: Mapping[str, Sequence[np.ndarray]]) -> dict[str, list[flo
 
 
 def mce_metric(wrong: Mapping[str, Sequence[np.ndarray]]) -> Metric:
-    """Mean corruption error, with values on resamples of the images if all sets show the same ones.
+    """Mean corruption error, with values on resamples of the images if all sets have the same number, N.
 
-    wrong: corruption -> for each severity (N,), whether an image is misclassified, NaN for an unreadable one.
+    wrong: corruption -> for each severity (N,), 1 for a misclassified image, 0 for another, NaN for an unreadable one.
+    The k-th images of all sets show the same one, as in ImageNet-C.
     """
     value = mce(mean_errors(wrong))
     sizes = {len(values) for sets in wrong.values() for values in sets}
     if len(sizes) > 1:
         return Metric(value=value, higher_is_better=False)
-    (images,) = sizes
-    stacked = np.array(list(wrong.values())).reshape(-1, images)  # a row for each corruption and severity
-    counts, values = (~np.isnan(stacked)).astype(np.float64), np.nan_to_num(stacked)
+    (count,) = sizes
+    stacked = np.array(list(wrong.values())).reshape(-1, count)  # a row for each corruption and severity
+    readable, values = (~np.isnan(stacked)).astype(np.float64), np.nan_to_num(stacked)
 
     def score(weights: np.ndarray) -> dict[str, np.ndarray]:
-        rates = (weights @ values.T) / np.maximum(weights @ counts.T, 1)
+        rates = (weights @ values.T) / np.maximum(weights @ readable.T, 1)
         by_corruption = rates.reshape(len(weights), len(wrong), -1).mean(axis=2)
         return {"": 100 * (by_corruption / [np.mean(ALEXNET[corruption]) for corruption in wrong]).mean(axis=1)}
 
-    return Metric(value=value, higher_is_better=False, resampled=resampled(score, images)[""], resampled_units=images)
+    return Metric(value=value, higher_is_better=False, resampled=resampled(score, count)[""], resampled_units=count)
 
 
 def any_match(ranked: np.ndarray, labels: np.ndarray) -> np.ndarray:

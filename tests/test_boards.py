@@ -93,7 +93,7 @@ def test_a_board_is_made_resumed_and_recorded(cifar, tmp_path, monkeypatch, caps
     assert before == ((folder / "leaderboard.csv").read_text(), board.companion_file(folder, "json").read_text())
     assert not (tmp_path / "elsewhere" / "runs").exists() and not list(check_record(folder))
     assert board.Record(folder=folder).curve("mae")[0], "logs of trainings are kept"
-    with pytest.raises(ValueError, match=r"0\.02 TFLOP"):
+    with pytest.raises(ValueError, match=r"tflop 0\.02, and this board 1"):
         board.Board(cifar, tmp_path / "out", tflop=1.0).take_up(folder)
     capsys.readouterr()
     monkeypatch.setattr("sys.argv", ["board", "--table", str(folder)])

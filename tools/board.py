@@ -8,8 +8,8 @@
     python -m tools.board --figure records/cifar10-50tflop docs/board.png    the picture of README.md, from the record
 
 Trainings and evaluations are calls of `import bench`. Results in --out are not computed again, so the same command
-resumes after a kill. The record contains the methods that are finished. Those that are in it already stay and are not
-trained again, so that another machine can go on.
+resumes after a kill. The record contains the methods that are finished. Those that it has already are kept and not
+trained again, so another machine can continue it.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import bench
-from bench.reports.contents import BASELINES, Gain, gains, initial_weights, outcomes
+from bench.reports.contents import BASELINES, SUPERVISED, Gain, gains, initial_weights, outcomes
 from bench.reports.leaderboard import leaderboard_of
 from bench.reports.record import stored_results, take_up_record, write_record
 from bench.reports.site import training_log
@@ -94,7 +94,7 @@ SETTINGS: dict[str, Any] = {
     **{"attentive.epochs": 20, "attentive.batch": 128},
     **{"attentive.attention_heads": 4, "attentive.lrs": (0.0005, 0.002, 0.005)},
 }
-DRAWN = ("k-NN, class token", "linear", "fine-tuned", "CIFAR-100, linear")  # columns in the picture
+DRAWN = ("k-NN, class token", "k-NN, patches", "linear", "fine-tuned", "CIFAR-100, linear")  # columns in the picture
 CURVES_IN_ROW = 6
 PIXELS, START, SEED = "pixels-32", "-start", "-seed"  # parts of the names in results
 
@@ -132,9 +132,9 @@ numbers. `python -m tools.board --table FOLDER` prints the first table.
 
 Accuracies in % on {images} validation images, with {training_images} training images behind a probe{fewer}; few-shot
 probes use as many as the column says. In brackets 95 % intervals over images; with a sign the gain over the network's
-own initial weights. The table has one training of each method; seeds can change the order. s: better than the own
-initial weights; p: better than raw pixels; -s and -p: worse; all p <= {level} after Holm's correction over the tests of
-a column.{transfer}{left}
+own initial weights. Methods with the same initial weights share them, named after one of these. The table has one
+training of each method; seeds can change the order. s: better than the own initial weights; p: better than raw pixels;
+-s and -p: worse; all p <= {level} after Holm's correction over the tests of a column.{transfer}{left}
 
 {table}
 
@@ -262,19 +262,27 @@ class Board:
         chosen = chosen_rate(self.search_rate(method))
         return self.train(method, seed, next(rate for rate in RATES if f"{rate:.2g}" == chosen), 1.0)
 
-    def take_up(self, folder: Path) -> None:
-        """Go on from the record in `folder`, if there is one: its networks count as trained and evaluated.
+    @property
+    def about(self) -> dict[str, Any]:
+        """What all trainings of a board have in common, as FOLDER.json has it."""
+        return {"tflop": self.tflop, "search_share": self.search_share, "margin": MARGIN}
 
-        ValueError if it is of another budget.
+    def take_up(self, folder: Path) -> None:
+        """Go on from the record in `folder`, if there is one: its evaluated networks are not trained again.
+
+        ValueError if it is of another budget or search.
         """
-        if not folder.exists():
+        if not companion_file(folder, "json").is_file():
             return
-        about = Record(folder=folder).about
-        if about["tflop"] != self.tflop:
-            raise ValueError(f"{folder} is of {about['tflop']:g} TFLOP per method, not {self.tflop:g}: choose another")
+        record = Record(folder=folder)
+        for name, value in self.about.items():
+            if record.about.get(name) != value:
+                text = f"{folder} has {name} {record.about.get(name)}, and this board {value}"
+                raise ValueError(f"{text}: give it another --record")
         take_up_record(folder, self.out)
-        self.recorded = about["starts"]
-        for method, accuracies in about["search"].items():
+        evaluated = {name for name, *_ in record.results}
+        self.recorded = {name: start for name, start in record.about["starts"].items() if name in evaluated}
+        for method, accuracies in record.about["search"].items():
             path = self.out / "search" / f"{method}.json"
             if not path.exists():
                 write_atomic(path, json.dumps(accuracies, indent=1) + "\n")
@@ -327,19 +335,12 @@ class Board:
 
     def write_record(self, folder: Path) -> None:
         """Write the record of all finished trainings and evaluations, and its two companion files."""
-        write_record(self.out, folder)
         searches = {path.stem: json.loads(path.read_text()) for path in self.out.glob("search/*.json")}
         starts = self.recorded | {name: start for seed in self.seeds for name, start in self.starts(seed).items()}
-        search = {name: searches[name] for name in sorted(searches)}
-        about = {
-            "tflop": self.tflop,
-            "search_share": self.search_share,
-            "margin": MARGIN,
-            "starts": starts,
-            "search": search,
-        }
-        companion_file(folder, "json").write_text(json.dumps(about, indent=1) + "\n")
-        companion_file(folder, "md").write_text(page(folder))
+        about = self.about | {"starts": starts, "search": {name: searches[name] for name in sorted(searches)}}
+        write_atomic(companion_file(folder, "json"), json.dumps(about, indent=1) + "\n")
+        write_record(self.out, folder)
+        write_atomic(companion_file(folder, "md"), page(folder))
 
 
 def companion_file(folder: Path, ending: str) -> Path:
@@ -473,6 +474,7 @@ class Record:
             raise ValueError(f"{self.folder} has no result of {', '.join(DRAWN)}")
 
         networks = [name for name in self.names if name in self.networks][::-1]  # the best at the top
+        labels = [f"{name} (labels)" if name == SUPERVISED else name for name in networks]
         figure = Figure(figsize=(9.5, 1.5 + 0.15 * len(networks)), layout="constrained")
         panels = figure.subplots(1, len(drawn), sharey=True, squeeze=False)[0]
         for axis, column in zip(panels, drawn, strict=True):
@@ -489,7 +491,7 @@ class Record:
                     axis.plot(trained.interval, [row, row], "-", color="#0072b2", label="pretrained, 95 % interval")
                     axis.plot(trained.value, row, "o", color="#0072b2")
             axis.set_title(f"{column.header}, %", fontsize="medium")
-            axis.set_yticks(range(len(networks)), networks)
+            axis.set_yticks(range(len(networks)), labels)
             axis.grid(axis="x", color="0.9")
             axis.set_axisbelow(True)
         entries = {

@@ -65,7 +65,7 @@ SEGMENTATION = {  # windows of the images' own height, and a head of 150 steps
 CROPS = {"crop": 240, "stride": 160, "scale": (480, 360), "ratios": (0.75, 1.5)}  # of CamVid's images, 480 x 360
 SEGMENTER = {  # three passes over the training images, at one learning rate
     **{f"segmenter_cityscapes.{name}": value for name, value in CROPS.items()},
-    **{"segmenter_cityscapes.epochs": 3, "segmenter_cityscapes.lr": 0.003, "segmenter_cityscapes.judge_every": 3},
+    **{"segmenter_cityscapes.epochs": 3, "segmenter_cityscapes.lr": 0.03, "segmenter_cityscapes.judge_every": 3},
 }
 UPERNET = {  # 80 steps of a narrow head
     **{f"upernet_ade20k.{name}": value for name, value in CROPS.items()},
@@ -207,7 +207,8 @@ def measured(folder: Path) -> list[Result]:
 def table(folder: Path) -> str:
     """Markdown table of the main metrics: a row for each set and protocol, a column for each network.
 
-    Raw pixels, which have one size, are in the row of networks at any chosen size, as on a leaderboard.
+    Raw pixels, which have one size, are in the row of networks at any chosen size, as on a leaderboard. ValueError for
+    a second result of a network in one row, as after a change of JOBS.
     """
     results = measured(folder)
     cells: dict[tuple[str, str, int | None], dict[str, str]] = {}  # (set, protocol, limit) -> network -> number
@@ -216,6 +217,9 @@ def table(folder: Path) -> str:
         name += " (lower is better)" * (metric.higher_is_better is False)
         row = cells.setdefault((result.data.name, result.protocol.name, result.limit), {"metric": name})
         row["images"] = images_text(result)
+        if result.checkpoint.name in row:
+            text = f"{result.checkpoint.name}, {result.protocol.name} on {result.data.name}"
+            raise ValueError(f"{folder}: two results of {text}: remove the older one")
         row[result.checkpoint.name] = number_with_interval(metric.value, metric.unit, metric.interval)
     network = network_of(results)
     columns = {network: network, f"{network}{START}": INITIAL, PIXELS: RAW, "images": "train / val"}

@@ -217,7 +217,7 @@ class ReportContents:
     tables: tuple[ReportTable, ...]
     overview: tuple[CheckpointUsed, ...]  # all checkpoints, by mean rank; those that are not ranked come last
     trainings: Mapping[Key, int]  # trained network -> number of its trainings
-    without_labels: tuple[ReportTable, ...]  # beside supervised networks: the tables without these
+    unlabelled_tables: tuple[ReportTable, ...]  # without the supervised baseline; () if there is none
     mean_ranks: Mapping[Key, float]  # over the protocols with paired tests that all networks have
     checkpoints: tuple[Mapping[str, Any], ...]  # facts
     results: Sequence[Result]
@@ -284,7 +284,7 @@ def contents(
     return ReportContents(
         board=leaderboard,
         tables=tuple(tables),
-        without_labels=without_labels(tables, merged, cache) if cache else (),
+        unlabelled_tables=unlabelled(tables, merged, cache) if cache else (),
         overview=tuple(sorted(leaderboard.rows, key=place)),
         trainings={
             used.key: len(trainings[used.key]) for used, kind in leaderboard.kinds.items() if kind == "measured"
@@ -296,10 +296,10 @@ def contents(
     )
 
 
-def without_labels(
+def unlabelled(
     tables: Iterable[ReportTable], results: Sequence[StoredResult], cache: PairedTestCache
 ) -> tuple[ReportTable, ...]:
-    """The tables without networks trained with labels, and ties among the others; () if there are no such networks."""
+    """The tables without networks of the method `supervised`, and ties among the others; () if there are no such."""
     kept = [stored for stored in results if stored.result.checkpoint.method != SUPERVISED]
     if len(kept) == len(results):
         return ()
@@ -483,8 +483,8 @@ def headline(report: ReportContents) -> str:
             "No protocol has measured and tested two trained networks yet, so there is nothing to rank."
         )
     text = f"Best or tied with the best in {counted(len(ranked), 'protocol')}: {leaders_in_words(ranked)}."
-    if unlabelled := [table for table in report.without_labels if table.ranks]:
-        text += f" Among those trained without labels: {leaders_in_words(unlabelled)}."
+    if unlabelled := [table for table in report.unlabelled_tables if table.ranks]:
+        text += f" Apart from the supervised baseline: {leaders_in_words(unlabelled)}."
     once = sum(count == 1 for count in report.trainings.values())
     if once:
         share = (
@@ -495,20 +495,18 @@ def headline(report: ReportContents) -> str:
 
 
 def compared_with_pixels(report: ReportContents) -> str:
-    """How many networks are shown to be better than raw pixels, and worse, in the protocols with the smallest share;
-    "" where none are ranked or compared."""
-    counts = [(table, outcomes("pixels", table.gains.values())) for table in report.tables]
-    compared = sorted((count for count in counts if count[1].of), key=lambda count: count[1].better / count[1].of)
+    """Sentence on how many networks beat raw pixels, in the protocols with the smallest share; "" if none is ranked."""
+    counts = [(outcomes("pixels", table.gains.values()), table) for table in report.tables]
+    compared = sorted((pair for pair in counts if pair[0].of), key=lambda pair: pair[0].better / pair[0].of)
     if not compared or not any(table.ranks for table in report.tables):
         return ""
-    named = [
-        f"{count.better} of {count.of}"
-        + f" ({count.worse} worse)" * bool(count.worse)
-        + f" in {table.title} on {table.result.data.name}"
-        for table, count in compared
-    ]
-    rest = f"; {counted(len(named) - MAX_NAMED, 'other protocol')} compared" * (len(named) > MAX_NAMED)
-    return f"Networks shown to be better than raw pixels, fewest first: {', '.join(named[:MAX_NAMED])}{rest}."
+    named = []
+    for (better, worse, of), table in compared[:MAX_NAMED]:
+        of_all = f"{better} of {of}" + (f" ({worse} worse)" if worse else "")
+        named.append(f"{of_all} in {table.title} on {table.result.data.name}")
+    others = len(compared) - len(named)
+    rest = f"; {counted(others, 'other protocol')} compared" if others else ""
+    return f"Networks shown to be better than raw pixels, fewest first: {', '.join(named)}{rest}."
 
 
 def leaders_in_words(tables: Sequence[ReportTable]) -> str:

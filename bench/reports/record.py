@@ -50,7 +50,7 @@ TOOL = "ssl-vit-bench"  # name of the package
 ABOUT, SUMS = "record.json", "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.sig"  # made by ssh-keygen -Y sign
 CHECKPOINTS = "checkpoints"  # the folder of their descriptions
-CHECKPOINT_FILES = ("config.json", COST, RUN, LOG)  # two of its export, and two of its pretraining
+OF_EXPORT, OF_RUN = ("config.json", COST), (RUN, LOG)  # files of an export and of its pretraining that are copied
 LOG_LINES = 100  # enough to draw a curve; the logs of long trainings would be most of a record
 README = """# Record of a leaderboard
 
@@ -89,13 +89,24 @@ def write_record(out: Path, folder: Path) -> None:
 def take_up_record(folder: Path, out: Path) -> None:
     """Copy the results of a record to `out`, where they count as done, with the descriptions of their checkpoints.
 
-    A file that `out` has already stays, so a record of `out` contains the numbers of both. ValueError if `folder` is
-    not a record or disagrees with its sums.
+    What `out` has already stays, so a record of `out` contains the numbers of both. ValueError if `folder` is not a
+    record, or not what its sums say.
     """
+    if not (folder / ABOUT).is_file():
+        raise ValueError(f"{folder} is not a record, as it has no {ABOUT}")
+    refuse_irregular_files(folder)
     if problems := list(_sum_differences(folder)):
         raise ValueError(f"{folder}: {problems[0]}; `bench record --check` lists all")
+    names = [str(path.relative_to(folder)) for path in result_files(folder)]
+    for name in names:
+        if (out / name).exists():
+            continue
+        for ending in (".npz", ".log", ".json"):  # the .json last, as a result without its arrays would count as done
+            file = Path(name).with_suffix(ending)
+            if (folder / file).exists():
+                write_atomic(out / file, read_regular(folder / file))
     for name in sorted(_files(folder)):
-        if name.startswith((f"{CHECKPOINTS}/", "results/")) and not (out / name).exists():
+        if name.startswith(f"{CHECKPOINTS}/") and not (out / name).exists():
             write_atomic(out / name, read_regular(folder / name))
 
 
@@ -118,16 +129,15 @@ def copied_files(out: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _files_of_checkpoint(out: Path, used: CheckpointUsed) -> list[Path]:
-    """CHECKPOINT_FILES of its export in OUT/exports, of a record in OUT, or at the path in the result if the digest is
-    still the same."""
+    """OF_EXPORT and OF_RUN of its export in OUT/exports, at the path in the result if its digest is still the same, or
+    of an earlier record in OUT."""
     recorded = out / CHECKPOINTS / used.unique_name
-    for folder in (out / "exports" / used.unique_name, recorded, Path(used.source)):
+    for folder in (out / "exports" / used.unique_name, Path(used.source), recorded):
         if is_export(folder) and read_config(folder)["vit_export"].get("digest") == used.digest:
             is_trained_here = folder.name.startswith(EXPORT) and is_run(folder.parent)
-            runs = [folder] if folder == recorded else [folder.parent] if is_trained_here else []
-            folders = [folder, folder, *runs * 2]
-            paths = [parent / name for parent, name in zip(folders, CHECKPOINT_FILES, strict=False)]
-            return [path for path in paths if path.is_file()]
+            run = folder if folder == recorded else folder.parent if is_trained_here else None
+            files = [folder / name for name in OF_EXPORT] + [run / name for name in OF_RUN if run]
+            return [path for path in files if path.is_file()]
     return []
 
 
