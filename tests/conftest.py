@@ -13,6 +13,7 @@ from engine.errors import on_command_line
 from engine.optional import UP_TO_312
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests fork, and a forked process waits for ever for OpenMP's threads
 # Packages without wheels for Python 3.13, and those that come with them.
 LACKING = {*UP_TO_312, "cv2"} if sys.version_info >= (3, 13) else set()
 
