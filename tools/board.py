@@ -114,7 +114,6 @@ COLUMNS = (  # those that a record has no numbers of are left out
     Column("k-NN, patches", "knn@moca", "top1_k20"),
     Column("linear", LINEAR, "top1"),
     Column("16 shots", "lowshot@mieb", "top1_16shot"),
-    Column("5 shots", "lowshot@bench", "top1_5shot"),
     Column("attentive", "attentive@smoke", "top1"),
     Column("fine-tuned", "finetune@smoke", "top1"),
     Column("CIFAR-100, k-NN", "knn@dino", "top1_k20", data="cifar100"),
@@ -148,7 +147,8 @@ training of each method; seeds can change the order. s: better than the own init
 
 The last columns are the search: k-NN (k = 20, class token or mean patch,
 whichever is better) of {search_images} held-out training images among {search_images} others, after a training with
-{share:g} of the budget at each multiple of the recipe's learning rate. The chosen rate is bold: the best{margin}.
+{share:g} of the budget at each multiple of the recipe's learning rate. The chosen rate is bold: the best,
+unless the recipe's is within {margin:g} points of it.
 
 {trainings}
 """
@@ -581,7 +581,7 @@ class Record:
             updates = run["data"]["images"] // settings["batch"]
             tflop = settings["epochs"] * updates * settings["batch"] * gflop / 1e3
             top1s = self.about["search"][used.method]
-            best = chosen_rate(top1s, self.about.get("margin", 0.0))  # older records: without a margin
+            best = chosen_rate(top1s, self.about["margin"])
             row = [name, f"{gflop:.3f}", f"{settings['epochs']} x {updates}", f"{tflop:.2f}", f"{settings['lr']:.2g}"]
             rows.append(row + [f"**{top1:.2f}**" if rate == best else f"{top1:.2f}" for rate, top1 in top1s.items()])
         header = ["method", "GFLOP an image", "epochs x updates", "TFLOP", "learning rate"]
@@ -601,7 +601,6 @@ def page(folder: Path) -> str:
     for header, result in used.items():
         if result.limit and result.limit < limit:
             fewer[result.limit].append(header)
-    margin = record.about.get("margin")
     return PAGE.format(
         name=folder.name,
         tflop=tflop,
@@ -609,7 +608,7 @@ def page(folder: Path) -> str:
         images=f"{images['val']:,}",
         training_images=f"{images['train']:,}",
         fewer="".join(f" ({', '.join(headers)}: {number:,} of both)" for number, headers in fewer.items()),
-        margin=f", unless the recipe's is within {margin:g} points of it" if margin else "",
+        margin=record.about["margin"],
         level=LEVEL,
         transfer=TRANSFER if any(column.data == "cifar100" for column in record.columns) else "",
         left=f" Not in this record: {', '.join(untrained)}." if untrained else "",
