@@ -51,7 +51,7 @@ ABOUT, SUMS = "record.json", "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.sig"  # made by ssh-keygen -Y sign
 CHECKPOINTS = "checkpoints"  # the folder of their descriptions
 OF_EXPORT, OF_RUN = ("config.json", COST), (RUN, LOG)  # files of an export and of its pretraining that are copied
-LOG_LINES = 100  # enough to draw a curve; the logs of long trainings would be most of a record
+LOG_LINES = 50  # enough to draw a curve; the logs of long trainings would be most of a record
 README = """# Record of a leaderboard
 
 Made by `bench record`. Every number of [leaderboard.md](leaderboard.md) comes from a file of `results/`, which says
@@ -61,7 +61,7 @@ what was measured how. `path-3f2a91bc/cifar10` stands for a folder of the measur
 |---|---|
 | `leaderboard.md`, `.csv`, `.tex` | the tables |
 | `results/` | a JSON file for each result, with its values for every image (`.npz`) and the log of a failure (`.log`) |
-| `checkpoints/` | what each checkpoint is, and the log of its pretraining (at most 100 losses); no weights |
+| `checkpoints/` | what each checkpoint is, and the log of its pretraining (at most 50 losses); no weights |
 | `references.bib` | BibTeX of every protocol and method used |
 | `SHA256SUMS` | of every file: `sha256sum -c SHA256SUMS` |
 
@@ -112,7 +112,7 @@ def take_up_record(folder: Path, out: Path) -> None:
 
 def copied_files(out: Path) -> Iterator[tuple[str, bytes]]:
     """(path in the record, content) of each copied file, and of record.json. ValueError for an unreadable result."""
-    yield ABOUT, _json({"format": 2, "tool": TOOL, "version": _version()})
+    yield ABOUT, json_of({"format": 2, "tool": TOOL, "version": _version()})
     used: dict[Key, CheckpointUsed] = {}
     for path in result_files(out):
         try:
@@ -144,7 +144,7 @@ def _files_of_checkpoint(out: Path, used: CheckpointUsed) -> list[Path]:
 def _public_content(path: Path) -> bytes:
     """A file's content without the folders of this machine, and logs of trainings thinned; arrays are unchanged."""
     if path.suffix == ".json":
-        return _json(without_folders(read_json(path)))
+        return json_of(without_folders(read_json(path)))
     content = read_regular(path)
     if path.suffix == ".npz":
         return content
@@ -164,8 +164,11 @@ def thinned_log(text: str) -> str:
     return "".join(line for number, line in enumerate(lines) if number not in left_out)
 
 
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1) + "\n").encode()
+def json_of(value: Any) -> bytes:
+    """Indented JSON, in which a list or object of plain values takes one line. Strings have no line breaks in JSON."""
+    text = json.dumps(value, indent=1)
+    inner = r"([\[{])\n *([^\[\]{}]*?)\n *([\]}])"
+    return (re.sub(inner, lambda match: match[1] + re.sub(r"\n *", " ", match[2]) + match[3], text) + "\n").encode()
 
 
 def _files(folder: Path) -> set[str]:

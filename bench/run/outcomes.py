@@ -65,10 +65,13 @@ def arrays_of(outcome: Outcome) -> dict[str, np.ndarray]:
 
 
 def _array_of(name: str, metric: Metric) -> tuple[str | None, np.ndarray | None]:
-    """Name and values of a metric's array over images or resamples; None if it has none."""
+    """Name and values of a metric's array over images or resamples; None if it has none.
+
+    Values on resamples are random draws, so single precision is enough for them.
+    """
     if metric.resampled is not None:
-        return f"{name}_resampled", metric.resampled
-    return (None if metric.per_image is None else name), metric.per_image
+        return f"{name}_resampled", np.asarray(metric.resampled, np.float32)
+    return (None, None) if metric.per_image is None else (name, np.asarray(metric.per_image))
 
 
 def metric_records(outcome: Outcome, images: int) -> tuple[dict[str, MetricRecord], str]:
@@ -76,10 +79,11 @@ def metric_records(outcome: Outcome, images: int) -> tuple[dict[str, MetricRecor
     records, methods = {}, set()
     for name, metric in outcome.metrics.items():
         interval, method = None, ""
-        if metric.per_image is not None:
-            interval, method = intervals.of_mean(np.asarray(metric.per_image), metric.unit)
-        elif metric.resampled is not None:
-            interval, method = intervals.of_resampled(np.asarray(metric.resampled), metric.resampled_units or images)
+        array, values = _array_of(name, metric)
+        if metric.resampled is not None and values is not None:
+            interval, method = intervals.of_resampled(values, metric.resampled_units or images)
+        elif values is not None:
+            interval, method = intervals.of_mean(values, metric.unit)
         if interval:
             methods.add(method)
         records[name] = MetricRecord(
@@ -89,7 +93,7 @@ def metric_records(outcome: Outcome, images: int) -> tuple[dict[str, MetricRecor
             interval=interval,
             chosen_on_val=metric.chosen_on_val,
             deviation_of=metric.deviation_of,
-            array=_array_of(name, metric)[0],
+            array=array,
             array_over="images" if metric.resampled is None else "resamples",
             resampled_units=metric.resampled_units,
         )

@@ -61,7 +61,7 @@ def of_resampled(values: np.ndarray, images: int) -> tuple[tuple[float, float] |
     """
     if images < 2:
         return None, ""
-    return bootstrap_interval(values, images), BOOTSTRAP_METHOD
+    return bootstrap_interval(values.astype(np.float64), images), BOOTSTRAP_METHOD
 
 
 def accuracy_interval(values: np.ndarray) -> tuple[float, float]:

@@ -210,7 +210,7 @@ def _resampled(match: Match, metric: str) -> tuple[list[np.ndarray], int]:
     images = first.metrics[metric].resampled_units or images_seen(first.data, first.limit)
     if images < 2:
         raise ValueError(f"{metric}: a single image cannot be resampled; evaluate on more images")
-    sides = [np.stack([array_of(stored, metric) for stored in side]) for side in match.sides]
+    sides = [np.stack([array_of(stored, metric) for stored in side]).astype(np.float64) for side in match.sides]
     if sides[0].shape[1] != sides[1].shape[1]:
         raise ValueError(
             f"{metric}: {sides[0].shape[1]} resamples against {sides[1].shape[1]}; use {option('rerun', True)} for both"

@@ -20,6 +20,7 @@ from bench.reports.record import (
     SUMS,
     check_record,
     derived_files,
+    json_of,
     number_differences,
     take_up_record,
     write_record,
@@ -127,9 +128,27 @@ def test_contents_of_a_record(folder, written):
     }
     assert sorted(path.name for path in trained.iterdir()) == ["config.json", "log.jsonl", "run.json"]
     log = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in log if "updates" in line] == list(range(5, 1051, 11))
-    assert 1050 / 11 <= LOG_LINES < 1050 / 10
+    assert [line["step"] for line in log if "updates" in line] == list(range(21, 1051, 21))
+    assert 1050 / 21 <= LOG_LINES < 1050 / 20
     assert {"step": 500, "knn_top1": 40.0} in log
+
+
+def test_json_of_a_record_keeps_every_value_and_has_a_line_for_each_inner_list():
+    value = {"lrs": [0.1, 2], "rows": [{"a": "{", "b": ["]["]}, {}], "text": "[\n 1,\n 2\n]", "none": []}
+    lines = [
+        "{",
+        ' "lrs": [0.1, 2],',
+        ' "rows": [',
+        "  {",
+        '   "a": "{",',
+        '   "b": [',
+        '    "]["',
+        "   ]",
+        "  },",
+        "  {}",
+    ]
+    lines += [" ],", ' "text": "[\\n 1,\\n 2\\n]",', ' "none": []', "}", ""]
+    assert json_of(value).decode().split("\n") == lines and json.loads(json_of(value)) == value
 
 
 def test_nothing_private_is_in_a_record(folder, written):
