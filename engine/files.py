@@ -79,10 +79,12 @@ def folder_atomic(path: Path | str) -> Iterator[Path]:
             _remove(temporary)
         else:
             retired, retired_lock = _locked_folder(path, REPLACED)
-            os.replace(path, retired / path.name)
-            os.replace(temporary, path)
-            shutil.rmtree(retired)
-            os.close(retired_lock)
+            try:
+                os.replace(path, retired / path.name)
+                os.replace(temporary, path)
+                _remove(retired)
+            finally:
+                os.close(retired_lock)
     except BaseException:
         _remove(temporary)
         raise

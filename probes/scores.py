@@ -105,12 +105,16 @@ def prediction_arrays(
 
 
 def with_class_means(
-    metrics: Mapping[str, Metric], val: ImageSet, repeated: Mapping[str, Sequence[np.ndarray]] | None = None
+    metrics: Mapping[str, Metric],
+    val: ImageSet,
+    repeated: Mapping[str, Sequence[np.ndarray]] | None = None,
+    ddof: int = 0,
 ) -> dict[str, Metric]:
     """The metrics, preceded by mean per-class accuracies if papers report these for the image set.
 
     There is one for each top-1 accuracy, with per_class in its name in place of top1. repeated: name of a top-1
-    accuracy -> correctness (N,) in each repetition, whose standard deviation is reported as well.
+    accuracy -> correctness (N,) in each repetition, whose standard deviation is reported as well, with `ddof` as in
+    np.std.
     """
     if val.reports != "mean per class":
         return dict(metrics)
@@ -128,7 +132,7 @@ def with_class_means(
             chosen_on_val=top1[name].chosen_on_val,
         )
         if repetitions := (repeated or {}).get(name):
-            spread = float(np.std([class_mean(correct, val.labels) for correct in repetitions]))
+            spread = float(np.std([class_mean(correct, val.labels) for correct in repetitions], ddof=ddof))
             class_metrics[f"{class_name}_std"] = Metric(value=spread, higher_is_better=None, deviation_of=class_name)
     return class_metrics | dict(metrics)
 

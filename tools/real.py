@@ -271,6 +271,19 @@ def missing(results: Sequence[Result]) -> list[str]:
     return lines
 
 
+def notes(results: Sequence[Result]) -> list[str]:
+    """Lines of a list of the caveats of each evaluation; those with the same caveats share an entry."""
+    caveats: dict[str, dict[str, None]] = {}
+    for group, lines in leaderboard_of(results).caveats.items():
+        caveats.setdefault(group.partition("[")[0], {}).update(dict.fromkeys(lines))
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, own in caveats.items():
+        groups.setdefault(tuple(own), []).append(f"`{name}`")
+    return [
+        line for own, names in groups.items() if own for line in ["- " + ", ".join(names), *(f"  - {c}" for c in own)]
+    ]
+
+
 def page(folder: Path) -> str:
     """The text of FOLDER.md, made from the record."""
     results = measured(folder)
@@ -280,7 +293,7 @@ def page(folder: Path) -> str:
         about=ABOUT.get(network, ""),
         name=folder.name,
         table=table(folder),
-        notes="\n".join(f"- {note}" for note in leaderboard_of(results).notes),
+        notes="\n".join(notes(results)),
         missing="\n".join(missing(results)) or "Nothing.",
     )
 

@@ -164,7 +164,7 @@ def discordant_interval(first_only: int, second_only: int, images: int) -> tuple
 
 def mean_test(differences: np.ndarray, resamples: int) -> tuple[Test, tuple[float, float], float]:
     """The name of the test for differences (N,), the interval of their mean, and the two-sided p of a mean of 0."""
-    if len(differences) > MOST_IMAGES and len(np.unique(differences)) > FEW_VALUES:
+    if len(differences) > MOST_IMAGES and len(np.unique(differences)) + 2 > FEW_VALUES:  # `bootstrap` adds two
         return "paired t", *paired_t(differences)
     return "paired bootstrap", *bootstrap(differences, resamples)
 

@@ -287,7 +287,7 @@ class HeadTraining:
         return features, targets
 
     def update(self, features: Tensor, targets: Tensor) -> None:
-        """One step of every head. ValueError at the first loss that is not finite."""
+        """One step of every head. ValueError at the first loss or gradient that is not finite."""
         task, schedule = self.task, self.task.schedule()
         progress = TrainProgress(step=self.step, steps_per_epoch=task.steps, epochs=1)
         for head, optimiser, lr in zip(self.heads, self.optimisers, task.lr, strict=True):
@@ -302,8 +302,8 @@ class HeadTraining:
             self.losses = [*self.losses[-4:], loss.item()]
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
-            if task.clip:
-                nn.utils.clip_grad_norm_(head.parameters(), task.clip)
+            norm = nn.utils.clip_grad_norm_(head.parameters(), task.clip or math.inf)
+            check_finite(norm.item(), "gradient norm", where, self.losses, "set a lower lr")
             optimiser.step()
         self.step += 1
         if self.step in [task.steps * number // task.kept for number in range(1, task.kept + 1)]:

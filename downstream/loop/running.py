@@ -98,7 +98,7 @@ class StateHook(Hook):
 
     One signal ends the training after the current step. A second one drops that step if iterations of it are missing,
     and saves the state before it. At each signal the user is told what the stop waits for. The two newest states are
-    kept. A state with weights that are not finite is not saved, because a broken update shows only in the next loss.
+    kept. A state with weights that are not finite is not saved.
     """
 
     priority = "LOWEST"
@@ -204,8 +204,13 @@ class StateHook(Hook):
             folder, name = os.path.split(path)
             runner.save_checkpoint(folder, name, by_epoch=False, save_param_scheduler=False)
 
-        if all(bool(parameter.isfinite().all()) for parameter in runner.model.parameters()):
+        if has_finite_weights(runner.model):
             write_state(self.folder, runner.iter + 1, write, STATE_SUFFIX)
+
+
+def has_finite_weights(model: nn.Module) -> bool:
+    """Whether no update has broken the weights, which would show only in the next loss."""
+    return all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
 def norm_buffers(model: nn.Module) -> list[torch.Tensor]:
@@ -233,6 +238,9 @@ class EvaluationHook(Hook):
             runner.val_loop.run()
 
     def before_val(self, runner: Runner) -> None:
+        if not has_finite_weights(runner.model):
+            where = f"after iteration {runner.iter} of {runner.max_iters}"
+            raise ValueError(f"weights are not finite {where}; lower lr, or use float32 if this was bfloat16")
         for buffer in runner.model.buffers():  # batch statistics, which differ between processes on CPU
             broadcast(buffer)
 

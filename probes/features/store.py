@@ -122,14 +122,14 @@ class Store:
         return [n for n in range(self.batches) if n not in state or (state[n] and not skip_bad)]
 
     def is_finished(self, kind: str) -> bool:
-        """Whether all rows are on disk, with the bytes that were written. A damaged file is filled again."""
-        is_complete = self.path(kind, "json").exists() and not self.path(kind, "journal").exists()
-        if not self._has_full_size(kind) or not is_complete:
-            return False
-        if self._checksum(kind) == read_json(self.path(kind, "json")).get("crc32"):
-            return True
-        self.path(kind, "json").unlink(missing_ok=True)
-        return False
+        """Whether all rows are on disk, with the bytes that were written."""
+        return self._has_full_size(kind) and self._has_summary(kind) and self._has_checksum(kind)
+
+    def _has_summary(self, kind: str) -> bool:
+        return self.path(kind, "json").exists() and not self.path(kind, "journal").exists()
+
+    def _has_checksum(self, kind: str) -> bool:
+        return self._checksum(kind) == read_json(self.path(kind, "json")).get("crc32")
 
     def _checksum(self, kind: str) -> int:
         status = self.path(kind, "f32").stat()
@@ -145,9 +145,12 @@ class Store:
         return path.exists() and path.stat().st_size == self.size
 
     def allocate(self, kinds: Sequence[str]) -> None:
-        """Create files of full length for `kinds`. Raises ValueError if the disk has no room for them."""
+        """Create files of full length for unfinished `kinds`; a damaged file is filled again.
+
+        Only under the lock, as another process may be writing. Raises ValueError if the disk has no room for them.
+        """
         for kind in kinds:
-            if not self._has_full_size(kind):
+            if not self._has_full_size(kind) or (self._has_summary(kind) and not self._has_checksum(kind)):
                 for suffix in ("json", "journal", "f32"):
                     self.path(kind, suffix).unlink(missing_ok=True)
         if kinds:

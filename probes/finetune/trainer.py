@@ -7,6 +7,7 @@ micro-batches that fit the device, so a batch always has the recipe's size.
 m images of a micro-batch, S side in pixels, C classes.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -197,10 +198,12 @@ class Training:
         shares = self.world.gather_results(lambda: self.forward_backward(batches, last_loss))
         for share in shares:
             self.skipped["train"] |= share.unreadable
-        self.check_loss(fmean(share.loss for share in shares))
+        loss = fmean(share.loss for share in shares)
+        self.check("loss", loss)
         last_loss[0].backward()
-        if self.settings.clip:
-            nn.utils.clip_grad_norm_(self.classifier.parameters(), self.settings.clip)
+        norm = nn.utils.clip_grad_norm_(self.classifier.parameters(), self.settings.clip or math.inf)
+        self.check("gradient norm", norm.item())
+        self.losses.append(loss)
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update(self.classifier)
@@ -252,20 +255,17 @@ class Training:
             logits = self.network(images)
         return F.cross_entropy(logits.float(), targets)
 
-    def check_loss(self, loss: float) -> None:
-        """Record the loss of a step. ValueError if it is not finite."""
+    def check(self, what: str, value: float) -> None:
+        """ValueError if the loss or the norm of the gradient is not finite."""
         progress = self.progress
         where = f"step {self.step} of {progress.steps} (epoch {progress.time:.2f}, learning rate {self.rate():.3g})"
-        check_finite(loss, "loss", where, self.losses, "lower lr, or use float32 if this was bfloat16")
-        self.losses.append(loss)
+        check_finite(value, what, where, self.losses, "lower lr, or use float32 if this was bfloat16")
 
     def save(self) -> None:
         """Save the state in rank 0; at the end of the training, only the reported weights and results of
         evaluations."""
         is_finished = self.evaluated_at == self.steps
-        # A gradient that is not finite would not show in the loss before the next step.
-        is_finite = all(bool(parameter.isfinite().all()) for parameter in self.classifier.parameters())
-        if not self.world.is_rank0 or not (is_finished or is_finite):
+        if not self.world.is_rank0:
             return
         tensors = {} if is_finished else self.state()
         tensors |= {f"reported.{name}": tensor for name, tensor in self.reported.items()}

@@ -486,7 +486,7 @@ class Probe:
             "val": features.facts,
             "selection": self.task.select,
             **sweep.record(len(selection_rows)),
-            "warnings": self.warnings(),
+            "warnings": self.warnings() + sweep.warnings(),
         }
         best, spent = hits["top1"], self.cost(sweep, bears_cost)
         metrics["nll"] = nll_metric(best.nll, features.indices, len(self.val), by_val)

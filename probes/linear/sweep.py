@@ -120,7 +120,8 @@ class Sweep:
         return int(self.history[-1].argmax())
 
     def own_reported_heads(self) -> dict[str, Any]:
-        """Metric -> the head that it reports: the best head and epoch, and the best after the last epoch.
+        """Metric -> the head that it reports: the best head and epoch, of those since the last best head diverged, and
+        the best after the last epoch.
 
         Only heads that this process trains.
         """
@@ -128,6 +129,16 @@ class Sweep:
         if self.best_last_index in self.heads.own:
             heads["top1_last"] = self.heads.copy_head(self.best_last_index)
         return heads
+
+    def warnings(self) -> list[str]:
+        """A line if the best head diverged after an epoch in which another, which was not copied, was better than the
+        chosen one."""
+        if self.history[:, self.diverged < 0].max() <= self.history[self.best_epoch, self.best_index]:
+            return []
+        return [
+            f"the best head before epoch {self.best_epoch + 1} diverged, so that the best head since then was chosen, "
+            "and others had been better: leave out the learning rates that diverged (lrs; facts.grid names them)"
+        ]
 
     def record(self, selection_images: int) -> dict[str, Any]:
         """JSON values: accuracies in percent on the `selection_images`, of every head and of the selected one."""

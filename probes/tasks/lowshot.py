@@ -263,6 +263,7 @@ class LowShot(FitSettings, PooledTask):
                 names = {"subset": subset.name, "split": subset.split, "fingerprint": subset.images.fingerprint}
                 records.append(names | dict(fit.record))
         metrics, all_warnings, repeated = {}, list(warnings), {}
+        ddof = int(self.draws == "mieb")
         for metric, fits in groups.items():
             values = [fit.record["top1"] for fit in fits]
             share_correct = np.mean([fit.correct for fit in fits], axis=0)
@@ -270,7 +271,7 @@ class LowShot(FitSettings, PooledTask):
             metrics[metric] = Metric(value=float(np.mean(values)), per_image=per_image)
             if len(values) > 1:
                 repeated[metric] = [spread_out(fit.correct, queries.indices, len(val)) for fit in fits]
-                deviation = float(np.std(values, ddof=int(self.draws == "mieb")))
+                deviation = float(np.std(values, ddof=ddof))
                 metrics[f"{metric}_std"] = Metric(value=deviation, higher_is_better=None, deviation_of=metric)
             all_warnings += [f"{metric}: {fit.warning}" for fit in fits if fit.warning][:1]
         for split, count in constant.items():
@@ -290,7 +291,7 @@ class LowShot(FitSettings, PooledTask):
         arrays = prediction_arrays(predicted, confidence, queries.indices, len(val))
         nll = np.mean([fit.nll for fit in first_fits], axis=0)
         metrics["nll"] = nll_metric(nll, queries.indices, len(val))
-        metrics, weights = with_class_means(metrics, val, repeated), first_fits[0].weights
+        metrics, weights = with_class_means(metrics, val, repeated, ddof), first_fits[0].weights
         head = None if weights is None else Head(tensors={"weight": weights}, classes=val.classes)
         return Outcome(metrics=metrics, arrays=arrays, facts=facts, cost=cost(gallery, queries), head=head)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, ttest_rel
 
+from bench.statistics import paired
 from bench.statistics.paired import (
     bootstrap,
     compare_images,
@@ -156,6 +157,12 @@ def test_many_different_values_are_compared_by_a_paired_t_test(t):
     (low, high), p = bootstrap(first - second, 20_000)
     assert (low, high) == pytest.approx((comparison.low, comparison.high), abs=0.03 * (high - low))
     assert p == pytest.approx(comparison.p, abs=0.015)
+
+
+@pytest.mark.parametrize(("values", "test"), [(48, "paired bootstrap"), (49, "paired t")])
+def test_draws_of_many_images_are_never_kept(values, test, monkeypatch):
+    monkeypatch.setattr(paired, "_draws_of_images", None)
+    assert paired.mean_test(np.resize(np.arange(values) - 20.0, 6000), 100)[0] == test
 
 
 def test_few_different_values_of_many_images_use_the_bootstrap():

@@ -68,6 +68,20 @@ def test_no_mm_library_is_imported(tmp_path):
     assert not {"mmengine", "mmcv", "mmseg", "mmdet", "pycocotools", "cv2"} & set(modules)
 
 
+def test_a_gradient_that_is_not_finite_is_an_error_after_the_last_step_too(tmp_path, monkeypatch):
+    loss_of = segmentation_linear.SegmentationLinear.loss
+
+    def breaking_last(self, head, features, targets, step, random):
+        loss = loss_of(self, head, features, targets, step, random)
+        if step == self.steps - 1:
+            loss.register_hook(lambda gradient: gradient * float("nan"))
+        return loss
+
+    monkeypatch.setattr(segmentation_linear.SegmentationLinear, "loss", breaking_last)
+    with pytest.raises(ValueError, match="the gradient norm is nan in step 5 of 6"):
+        run_task("segmentation", tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.exhaustive)])
 def test_every_number_of_processes_gives_the_same_metrics(size, uninterrupted, tmp_path):

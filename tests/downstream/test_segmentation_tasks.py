@@ -1,6 +1,7 @@
 """Segmentation tasks end to end on generated scenes: training, results, reuse, warnings and errors."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -156,6 +157,15 @@ def test_masks_with_unknown_values_are_named(tmp_path):
 def test_a_non_finite_loss_stops_the_training(tmp_path):
     assert "the loss is nan in step" in task_refusal(replace(UPERNET, lr=1e20), "tiny-ade20k:", tmp_path)
     assert not list(tmp_path.rglob("finished"))
+
+
+def test_weights_that_are_not_finite_are_not_evaluated(tmp_path):
+    """A broken last update shows in no loss, and its masks would be class 0 everywhere."""
+    model = torch.nn.Linear(1, 1)
+    model.weight.data.fill_(float("nan"))
+    runner = SimpleNamespace(model=model, iter=4, max_iters=4)
+    with pytest.raises(ValueError, match="weights are not finite after iteration 4 of 4; lower lr"):
+        running.EvaluationHook(tmp_path, None, every=4, best="").before_val(runner)
 
 
 def test_running_out_of_memory_names_the_batch_size_option(tmp_path, monkeypatch):

@@ -88,6 +88,18 @@ def test_a_folder_is_replaced(lacking, tmp_path, monkeypatch):
     assert names_in(tmp_path) == ["rec"] and names_in(tmp_path / "rec") == ["new"]
 
 
+def test_an_old_folder_that_cannot_be_removed_yet_is_removed_by_the_next_write(tmp_path, monkeypatch):
+    """As on NFS, where an open file keeps its folder from being empty."""
+    monkeypatch.setattr(files, "_exchange", lambda source, target: False)
+    write_folder(tmp_path / "rec", "old")
+    with monkeypatch.context() as nfs:
+        nfs.setattr(os, "rmdir", lambda *_, **__: (_ for _ in ()).throw(OSError(39, "Directory not empty")))
+        write_folder(tmp_path / "rec", "new")
+    assert names_in(tmp_path / "rec") == ["new"] and len(names_in(tmp_path)) == 2
+    write_folder(tmp_path / "rec", "newest")
+    assert names_in(tmp_path) == ["rec"] and names_in(tmp_path / "rec") == ["newest"]
+
+
 def test_readers_find_the_folder_at_every_moment(tmp_path):
     write_folder(tmp_path / "rec", "0")
     if not files._exchange(tmp_path / "rec", tmp_path / "rec"):

@@ -19,21 +19,23 @@ from probes.tasks.knn import Knn
 from probes.tasks.linear import Linear
 from probes.tasks.lowshot import LowShot
 
+UNEVEN = (45, 30, 10)
 
-def uneven(split: str, reports: str = "mean per class") -> ImageSet:
-    """Three classes of digits: up to 45, 30 and 10 images."""
+
+def three_classes(split: str, reports: str = "mean per class", most: tuple[int, ...] = UNEVEN) -> ImageSet:
+    """Three classes of digits with up to so many images each."""
     digits = open_set("digits:", split)
-    rows = [np.flatnonzero(digits.labels == label)[:count] for label, count in ((3, 45), (5, 30), (8, 10))]
+    rows = [np.flatnonzero(digits.labels == label)[:count] for label, count in zip((3, 5, 8), most, strict=True)]
     labels = np.repeat(np.arange(3), [len(indices) for indices in rows])
     return replace(
         digits, labels=labels, classes=("3", "5", "8"), images=digits.images.take(np.concatenate(rows)), reports=reports
     )
 
 
-def uneven_workspace(cache: Path, reports: str) -> Workspace:
+def workspace_of(cache: Path, reports: str, most: tuple[int, ...] = UNEVEN) -> Workspace:
     sets = OpenedSets()
     for split in ("train", "val"):
-        sets.get("digits:", split, lambda _, split: uneven(split, reports))
+        sets.get("digits:", split, lambda _, split: three_classes(split, reports, most))
     return Workspace(cache=cache, data="digits:", opened=sets)
 
 
@@ -76,12 +78,12 @@ TASKS = {
 @pytest.mark.parametrize("name", TASKS)
 def test_probes_report_it_first_on_sets_whose_papers_do(name, export, tmp_path):
     plain, per_class = (
-        TASKS[name].run(export, uneven_workspace(tmp_path, reports)) for reports in ("top1", "mean per class")
+        TASKS[name].run(export, workspace_of(tmp_path, reports)) for reports in ("top1", "mean per class")
     )
     added = [metric for metric in per_class.metrics if metric not in plain.metrics]
     assert list(per_class.metrics) == [*added, *plain.metrics] and added[0].startswith("per_class")
     assert {metric: per_class.metrics[metric] for metric in plain.metrics} == dict(plain.metrics)
-    labels = uneven("val").labels
+    labels = three_classes("val").labels
     for name in added:
         metric, top1 = per_class.metrics[name], per_class.metrics[name.replace("per_class", "top1")]
         if top1.deviation_of:
@@ -102,8 +104,16 @@ def test_a_penalty_is_chosen_by_the_metric_of_the_set(export, tmp_path):
     )
     chosen = {}
     for reports, score in (("top1", "top1"), ("mean per class", "per_class")):
-        (fit,) = task.run(export, uneven_workspace(tmp_path, reports)).facts["fits"]
+        (fit,) = task.run(export, workspace_of(tmp_path, reports)).facts["fits"]
         scores = {entry["lambda"]: entry[score] for entry in fit["holdout"]}
         chosen[reports] = fit["lambda"]
         assert fit["lambda"] == next(lam for lam, value in scores.items() if value == max(scores.values()))
     assert chosen["top1"] != chosen["mean per class"]
+
+
+@pytest.mark.parametrize("draws", ["mieb", "nested"])
+def test_means_of_classes_of_one_size_deviate_as_top1_does(draws, export, tmp_path):
+    task = LowShot(shots=(2,), splits=3, fractions=(), pool="avg", draws=draws)
+    numbers = task.run(export, workspace_of(tmp_path, "mean per class", (10, 10, 10))).numbers
+    assert numbers["per_class_2shot_std"] == pytest.approx(numbers["top1_2shot_std"], abs=1e-9)
+    assert numbers["top1_2shot_std"] > 0

@@ -20,6 +20,7 @@ from imagesets.selection import evenly_spaced
 from imagesets.sets import contents_differ, open_set
 from probes.features.extract import extract, transform_of
 from probes.features.kinds import FeatureKind
+from probes.features.store import Store
 
 CLS, AVG, EARLY = FeatureKind("cls"), FeatureKind("avg"), FeatureKind("cls", layer=0, norm=False)
 
@@ -201,6 +202,8 @@ def test_a_damaged_store_is_computed_again(export, digits, tmp_path, damage):
     before = extract(export, digits, [CLS], space)[CLS].copy()
     (path,) = tmp_path.rglob("*.f32")
     damage(path)
+    store = Store(folder=path.parent, count=50, batch=8, width=export.spec.width)
+    assert not store.is_finished(CLS.name) and path.with_suffix(".json").exists(), "a look removes nothing"
     again = extract(export, digits, [CLS], space)
     assert again.forwards == 50
     np.testing.assert_array_equal(again[CLS], before)

@@ -294,6 +294,22 @@ def test_a_divergence_is_an_error_and_the_training_resumes_before_it(export, tmp
     assert history(resumed) == history(undisturbed)
 
 
+def test_a_gradient_that_is_not_finite_is_an_error_after_the_last_step_too(export, tmp_path, monkeypatch):
+    forward, last = Classifier.forward, QUICK.epochs * 100 // QUICK.batch - 1
+
+    def breaking_last(self, images):
+        logits = forward(self, images)
+        if logits.requires_grad and next(steps) >= last:
+            logits.register_hook(lambda gradient: gradient * float("nan"))
+        return logits
+
+    steps = iter(range(100))
+    monkeypatch.setattr(Classifier, "forward", breaking_last)
+    task = replace(QUICK, mixed_together=32)  # one forward pass a step
+    message = refusal(task.run, export, workspace(tmp_path, "digits:", limit=100, batch_size=32))
+    assert f"the gradient norm is nan in step {last} of {last + 1}" in message
+
+
 def test_unreadable_images_are_errors_or_replaced_and_recorded(export, tmp_path):
     task = replace(QUICK, batch=40, mixed_together=40)
     space = workspace(tmp_path, coloured_folder(tmp_path / "set", train=20, val=6, classes=2))
