@@ -173,20 +173,6 @@ def locked(path: Path | str, work: str) -> Iterator[None]:
         yield
 
 
-def is_locked(path: Path | str) -> bool:
-    """Whether a process of this machine holds the lock file `path`, as `locked` does."""
-    try:
-        with open_regular(path) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        _say_no_locks(path, error)
-    return False
-
-
 def _say_no_locks(path: Path | str, error: OSError) -> None:
     """Print that a file system has no locks. Raises `error` if it has another cause.
 

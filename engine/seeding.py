@@ -46,7 +46,7 @@ def fork_rng() -> Iterator[None]:
 
 @contextmanager
 def seeded(purpose: int, *numbers: int, device: str = "cpu") -> Iterator[None]:
-    """Seed the global generators for a block and restore them afterwards: `seed` in `fork_rng`."""
+    """`seed` for a block, after which `fork_rng` restores the generators of NumPy, Python and the CPU, not of CUDA."""
     with fork_rng():
         seed(purpose, *numbers, device=device)
         yield

@@ -1,5 +1,6 @@
 """Segmentation tasks end to end on generated scenes: training, results, reuse, warnings and errors."""
 
+import fcntl
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,7 +16,6 @@ from downstream.metrics.scores import scores
 from downstream.models.operators import quiet_libraries
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE
-from engine.files import is_locked
 
 pytestmark = pytest.mark.slow
 
@@ -83,6 +83,15 @@ def test_gradient_accumulation_keeps_the_batch_size(tmp_path, trainings):
     assert first.batch == second.batch == 4
     assert len(list((tmp_path / "cache").rglob("finished"))) == 2
     assert (task.lengths(8).steps, task.lengths(8).evaluations) == (first.start.steps, 1)
+
+
+def is_locked(path) -> bool:
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def test_a_training_is_locked_while_it_runs_and_is_read_and_is_not_repeated(tmp_path, monkeypatch, capfd):

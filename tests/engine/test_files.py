@@ -16,7 +16,6 @@ import pytest
 from engine import files
 from engine.files import (
     folder_atomic,
-    is_locked,
     locked,
     locked_or_refused,
     read_json,
@@ -132,8 +131,8 @@ def test_a_file_system_without_locks_is_used_with_a_warning(number, tmp_path, mo
     monkeypatch.setattr(fcntl, "flock", refused)
     monkeypatch.setattr(fcntl, "lockf", refused)
     with locked(tmp_path / "lock", "it works"), locked_or_refused(tmp_path / "other", "no"):
-        assert not is_locked(tmp_path / "lock")
-    assert capsys.readouterr().err.count("without locks") == 3
+        pass
+    assert capsys.readouterr().err.count("without locks") == 2
     monkeypatch.setattr(fcntl, "flock", lambda *_: os.open(tmp_path / "missing" / "file", os.O_RDONLY))
     with pytest.raises(FileNotFoundError), locked(tmp_path / "lock", "it works"):
         pass
