@@ -180,13 +180,16 @@ class Knn(PooledTask):
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         outcome = self.evaluate_kind(export, space)
         by_block = {
-            kind.layer + 1: replace(self, layer=kind.layer, layers="last").evaluate_kind(export, space)
+            kind.layer + 1: replace(self, layer=kind.layer, layers="last").evaluate_kind(export, space, details=False)
             for kind in self.kinds(export.spec)[1:]
         }
         return with_blocks(outcome, by_block)
 
-    def evaluate_kind(self, export: FrozenExport, space: Workspace) -> Outcome:
-        """The outcome of `self.kind`; the features of all `kinds` are extracted in the same pass."""
+    def evaluate_kind(self, export: FrozenExport, space: Workspace, *, details: bool = True) -> Outcome:
+        """The outcome of `self.kind`; the features of all `kinds` are extracted in the same pass.
+
+        details: with examples of neighbours, and a search for validation images that are training images.
+        """
         world, kinds = space.world, self.kinds(export.spec)
         train, val = open_splits(space)
         if self.fraction < 1:
@@ -210,10 +213,12 @@ class Knn(PooledTask):
         hits = self.hits(near, gallery, queries, ks, world)
         temperature = self.best_temperature(hits, ks[0])
         predicted, confidence = predictions(near, gallery.labels, ks[0], temperature, world)
-        arrays = example_neighbours(near, gallery, queries, world) if self.fraction == 1 else {}
+        arrays = example_neighbours(near, gallery, queries, world) if self.fraction == 1 and details else {}
         arrays |= prediction_arrays(predicted, confidence, queries.indices, len(val))
-        candidates = duplicate_candidates(near, gallery, queries, world)
-        duplicates = world.on_rank0(lambda: duplicates_warning(train, val, candidates))
+        duplicates = ""
+        if details:
+            candidates = duplicate_candidates(near, gallery, queries, world)
+            duplicates = world.on_rank0(lambda: duplicates_warning(train, val, candidates))
         return self.outcome(hits, arrays, ks, gallery, queries, val, duplicates)
 
     def hits(
