@@ -49,6 +49,9 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
+        kind, _, words = message.partition("unrecognized arguments: ")
+        if words and not kind:  # unknown options were refused before, so this is a word without an option
+            message = f"{words}: one word too many, or one that has to stand before the options"
         raise ValueError(f"{message} (see {self.prog} --help)")
 
     def refuse_unknown(self, words: Sequence[str]) -> None:

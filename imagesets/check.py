@@ -6,7 +6,7 @@ Files are only read. Shapes: N images of a split.
 import io
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.printing import text_of
+from engine.printing import counted, text_of
 from imagesets.decoding import (
     GREY_BITS,
     UnreadableImage,
@@ -24,6 +24,7 @@ from imagesets.decoding import (
     orientation_of,
     releasing_large_images,
 )
+from imagesets.listing import short_list
 from imagesets.sets import FileImages, ImageSet, MissingSplit, Split, content_digest, open_set, open_uncached, splits_of
 from imagesets.stored import StoredImages
 from imagesets.subsets import class_counts
@@ -60,7 +61,7 @@ class SplitReport:
             notes.append(f"{deep_grey} images of 16-bit grey, of which the upper 8 bits are read")
         notes += note_on_orientation(self.turned)
         if len(self.sizes):
-            notes += _note_on_other_files(self.image_set.images, self.image_set.notes)
+            notes += _notes_on_files(self.image_set) + _notes_on_copies(self)
         return notes
 
 
@@ -207,23 +208,60 @@ def _problems_of_split(report: SplitReport) -> Iterator[str]:
         )
 
 
-def _note_on_other_files(images: object, notes: Sequence[str]) -> list[str]:
-    """Notes that count files below a set's folder that are no images, by ending, and hidden ones.
-
-    notes: those of the set; tables of labels that they name are not counted.
-    """
+def _notes_on_files(image_set: ImageSet) -> list[str]:
+    """Notes on what lies in a set's folder and is not read, or not as a class of its own."""
+    images = image_set.images
     if not isinstance(images, FileImages):
         return []
     names, hidden = visible_and_hidden(images.root)
-    other_paths = [os.path.join(images.root, name) for name in names if not name.lower().endswith(EXTENSIONS)]
-    other_paths = [path for path in other_paths if not any(f" of {path}: " in note for note in notes)]
-    endings = Counter(Path(path).suffix.lower() or "no ending" for path in other_paths)
-    if not endings:
-        return note_on_hidden(hidden)
-    counts = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(4))
-    files = "1 file is" if len(other_paths) == 1 else f"{len(other_paths)} files are"
-    note = f"{files} not read: their names do not end in {', '.join(EXTENSIONS)}: {counts}"
-    return [note, *note_on_hidden(hidden)]
+    others = [os.path.join(images.root, name) for name in names if not name.lower().endswith(EXTENSIONS)]
+    others = [path for path in others if not any(f" of {path}: " in note for note in image_set.notes)]  # not tables
+    notes = _note_on_other_files(others) if others else []
+    if all("/" in name for name in images.names):  # in class folders
+        if loose := [name for name in names if "/" not in name and name.lower().endswith(EXTENSIONS)]:
+            count = counted(len(loose), "image")
+            notes.append(f"not read: {count} beside the class folders, such as {images.root}/{loose[0]}")
+        notes += _note_on_nested_folders(image_set, images.names)
+    return notes + note_on_hidden(hidden)
+
+
+def _note_on_other_files(paths: Sequence[str]) -> list[str]:
+    """A note that counts files that are no images, by ending."""
+    endings = Counter(Path(path).suffix.lower() or "no ending" for path in paths)
+    counts = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(8))
+    counts += f" and {len(endings) - 8} other endings" * (len(endings) > 8)
+    files = "1 file is" if len(paths) == 1 else f"{len(paths)} files are"
+    return [f"{files} not read: their names do not end in {', '.join(EXTENSIONS)}: {counts}"]
+
+
+def _note_on_nested_folders(image_set: ImageSet, names: Iterable[str]) -> list[str]:
+    """A note on class folders of several folders. names: of the images, CLASS/IMAGE or CLASS/FOLDER/IMAGE."""
+    inner: dict[str, set[str]] = {}
+    for name in names:
+        folder, *rest = name.split("/")
+        if len(rest) > 1 and folder in image_set.classes:
+            inner.setdefault(folder, set()).add(rest[0])
+    several = ((folder, short_list(sorted(folders))) for folder, folders in inner.items() if len(folders) > 1)
+    return [f"folders in a class folder count as one class, such as {text} in {folder}" for folder, text in several][:1]
+
+
+def _notes_on_copies(report: SplitReport) -> list[str]:
+    """A note on images of a split with the same content, and whether some have different labels."""
+    image_set, labels = report.image_set, report.image_set.labels
+    readable = np.flatnonzero(report.sizes[:, 0] > 0)
+    _, first, group = np.unique(report.digests[readable], return_index=True, return_inverse=True)
+    originals = readable[first][group]
+    copies = readable != originals
+    if not copies.any():
+        return []
+    differ = copies & (labels[readable] != labels[originals]).reshape(len(readable), -1).any(axis=1)
+    text = f"{counted(int(copies.sum()), 'duplicate')} of other images"
+    if differ.any():
+        copy, original = (int(indices[differ][0]) for indices in (readable, originals))
+        paths = f"{image_set.path(copy)} and {image_set.path(original)}"
+        return [f"{text}, {differ.sum()} of them with another label, such as {paths}"]
+    copy, original = (int(indices[copies][0]) for indices in (readable, originals))
+    return [f"{text}, such as {image_set.path(copy)} of {image_set.path(original)}"]
 
 
 def _in_both_splits(splits: Sequence[SplitReport]) -> tuple[tuple[str, str], ...]:

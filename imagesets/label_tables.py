@@ -17,8 +17,16 @@ import numpy as np
 
 from engine.files import read_text
 from engine.optional import require
-from engine.printing import did_you_mean
-from imagesets.listing import HOLD_OUT, SPLIT_WORDS, images_below, short_list, split_folder, subfolders
+from engine.printing import counted, did_you_mean
+from imagesets.listing import (
+    HOLD_OUT,
+    SPLIT_WORDS,
+    doubtful_classes,
+    images_below,
+    short_list,
+    split_folder,
+    subfolders,
+)
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, Split
 from imagesets.stored import stored_set
@@ -130,7 +138,7 @@ def _names_and_indices(where: str, values: Sequence[Any]) -> tuple[tuple[str, ..
 def read_table(path: str) -> Columns:
     """The columns of a table file. Raises ValueError with the file and its problem if it cannot be read."""
     if not os.path.isfile(path):
-        raise ValueError(f"{path}: there is no such file; correct the name of the table of labels")
+        raise ValueError(f"{path}: there is no such file; labels= gives the table's path in the folder of the set")
     if path.endswith(".parquet"):
         require("pyarrow")
     try:
@@ -258,6 +266,7 @@ def labelled_files(
         )
     if unlabelled := len(paths) - len(rows):
         notes.append(f"{unlabelled} images have no label and are not read")
+    notes += doubtful_classes(classes)
     split_words = np.array([row.split_word for row in rows])
     split_word = next((word for word in SPLIT_WORDS[split] if word in split_words), "")
     if not split_word:
@@ -265,6 +274,9 @@ def labelled_files(
         raise ValueError(f"{url}: {table_names}: no row is of the {split} split{hint}")
     if split_word.startswith("test"):
         notes.append(f"there is no val split: {split_word} is used as val")
+    for word in SPLIT_WORDS[split]:
+        if word != split_word and (count := int((split_words == word).sum())):
+            notes.append(f"{counted(count, 'row')} of split {word} not read: {split} is split {split_word}")
     split_rows = np.flatnonzero(split_words == split_word)
     indices = np.array([row.file for row in rows])[split_rows]
     names = [paths[index] for index in indices]
@@ -310,9 +322,14 @@ def _read_rows(
     folders = [os.path.relpath(folder, place) for folder in folders if folder]
     names = [_path_in(value, place) for value in columns[file_column]]
     indices = _find_files(where, folders, paths, names)
-    split_values = columns.get("split", [""] * len(indices))
+    split_values = ["" if value is None else str(value).strip() for value in columns.get("split", [""] * len(indices))]
+    if unknown := sorted({value for value in split_values if value and not find_split_word(value)}):
+        raise ValueError(
+            f"{where}: column split holds {short_list(unknown)}, which is no split; write train, val or test, or give "
+            "the column another name"
+        )
     split_words = [
-        find_split_word(str(value)) or table_word or find_split_word(os.path.dirname(paths[index])) or "train"
+        find_split_word(value) or table_word or find_split_word(os.path.dirname(paths[index])) or "train"
         for value, index in zip(split_values, indices, strict=True)
     ]
     labels: Sequence[Any] = columns[label_columns[0]]

@@ -4,6 +4,7 @@ Also the words for splits, and the checks of folders and classes, that all schem
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -112,6 +113,7 @@ def open_tree(url: str, place: str, split: Split) -> ImageSet:
     notes = [f"ImageFolder layout, {len(classes)} classes in {folders[split]}"]
     if split == "val" and (name := os.path.basename(folders["val"])).lower() in ("test", "testing"):
         notes.append(f"there is no val folder: {name} is used as val")
+    notes += [f"folder {name} is not read" for name in _folders_of(place, split)[1:]]
     if folders["train"] and folders["val"]:
         require_same_classes(url, subfolders(folders["train"]), subfolders(folders["val"]))
     else:
@@ -120,11 +122,33 @@ def open_tree(url: str, place: str, split: Split) -> ImageSet:
 
 
 def split_folder(place: str, split: Split) -> str:
-    """Path of the folder in `place` that serves as `split`, or "" if there is none."""
-    by_lower = {name.lower(): name for name in reversed(subfolders(place))}  # prefers train to Train
-    by_lower |= {name: name for name in by_lower.values()}
-    folder = next((by_lower[word] for word in SPLIT_WORDS[split] if word in by_lower), None)
+    """Path of the folder in `place` that serves as `split`, or "" if there is none. ValueError for Train and train."""
+    folder = next(iter(_folders_of(place, split)), None)
     return os.path.join(place, folder) if folder else ""
+
+
+def _folders_of(place: str, split: Split) -> list[str]:
+    """Names of the folders in `place` that could serve as `split`, the preferred first."""
+    names: list[str] = []
+    for word in SPLIT_WORDS[split]:
+        same = [name for name in subfolders(place) if name.lower() == word]
+        if len(same) > 1:
+            raise ValueError(f"{place} holds both {same[0]} and {same[1]}; rename or remove one")
+        names += same
+    return names
+
+
+def doubtful_classes(classes: Sequence[str]) -> list[str]:
+    """Notes on classes whose names seem to be one class, or none: `cat` and `Cat`, `7` and `007`, `nan`."""
+    notes = []
+    by_name: dict[str, list[str]] = {}
+    for name in classes:
+        by_name.setdefault(re.sub(r"[\W_]+", " ", name.casefold()).strip().lstrip("0"), []).append(name)
+    if alike := [names for names in by_name.values() if len(names) > 1]:
+        notes.append(f"classes with names alike, {short_list(alike[0])}, count as different: if not, write one name")
+    if missing := [name for name in classes if name.casefold() in ("nan", "na", "n/a", "none", "null", "?")]:
+        notes.append(f"{missing[0]!r} counts as a class: if it means no label, take these images out")
+    return notes
 
 
 def _scene_scheme(place: str) -> str:
@@ -153,6 +177,7 @@ def class_tree(*, url: str, split: Split, root: str, classes: Sequence[str], not
     """The set of images root/CLASS/**/IMAGE of these classes. Raises ValueError for a class without images."""
     refuse_broken_links(root, url)
     images, counts = images_below(root, classes)
+    notes = [*notes, *doubtful_classes(classes)]
     empty = [name for name, count in zip(classes, counts, strict=True) if not count]
     if empty:
         kinds = ", ".join(EXTENSIONS)

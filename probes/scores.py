@@ -17,9 +17,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.distributed import World
+from engine.rows import are_equal
 from engine.tasks import Metric, Outcome, resampled
 from imagesets.sets import ImageSet
 from probes.features.extract import FeatureSet
+from probes.features.kinds import FeatureKind
+
+
+def equal_features_warning(features: FeatureSet, kinds: Sequence[FeatureKind]) -> list[str]:
+    """A warning about kinds whose features are equal for all images, as those of a collapsed network are."""
+    equal = [kind.name for kind in kinds if are_equal(features[kind])]
+    return [f"the features {', '.join(equal)} are the same for all images: nothing can be learnt"] if equal else []
 
 
 class Hits(NamedTuple):

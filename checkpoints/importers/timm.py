@@ -424,9 +424,12 @@ def _spec_of_file(branch: BranchTensors, tensors: dict[str, torch.Tensor]) -> Vi
     if name := branch.options.architecture or _architecture_in(branch.file):
         return _spec_by_name(branch, tensors, name)
     is_ambiguous = "norm_pre.weight" in tensors or "blocks.0.attn.q_norm.weight" in tensors
-    if is_ambiguous or "cls_token" not in tensors or not {"norm.weight", "fc_norm.weight"} & {*tensors}:
+    absent = ["cls_token"] if "cls_token" not in tensors else []
+    absent += [] if {"norm.weight", "fc_norm.weight"} & {*tensors} else ["norm.weight"]
+    if is_ambiguous or absent:
+        without = f"the file has no {' and no '.join(absent)}: if that is right, " if absent else ""
         raise ValueError(
-            "no tensor tells the activation, head count and norms of such a model; give "
+            f"{without}no tensor tells the activation, head count and norms of such a model; give "
             f"{option('architecture')} NAME, timm's name of the model"
         )
     return plain_vit(

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from engine.rows import are_equal
 from engine.settings import (
     Fraction,
     NonNegativeFloat,
@@ -71,6 +70,7 @@ from probes.scores import (
     accuracy,
     concatenate_hits,
     cost,
+    equal_features_warning,
     hits_of,
     nll_metric,
     prediction_arrays,
@@ -432,9 +432,7 @@ class Probe:
         if len(absent):
             first = train.classes[absent[0]]
             warnings.append(f"{len(absent)} of {len(train.classes)} classes have no validation image, {first} first")
-        features = self.train_features
-        if constant := [kind.name for kind in self.task.kinds if are_equal(features[kind])]:
-            warnings.append(f"the features {', '.join(constant)} are the same for all images: nothing can be learnt")
+        warnings += equal_features_warning(self.train_features, self.task.kinds)
         if (steps := plan.steps_per_epoch * self.task.epochs) < FEW_STEPS:
             warnings.append(
                 f"{steps} optimiser steps are too few for a head trained from scratch: logreg@dinov2 fits one to its "

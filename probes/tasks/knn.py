@@ -30,7 +30,16 @@ from imagesets.subsets import fraction
 from probes.features.extract import FeatureSet, extract, feature_work, transform_of
 from probes.features.kinds import FeatureKind
 from probes.pooled import PooledTask
-from probes.scores import accuracy, cost, gather_in_order, percent, prediction_arrays, with_blocks, with_class_means
+from probes.scores import (
+    accuracy,
+    cost,
+    equal_features_warning,
+    gather_in_order,
+    percent,
+    prediction_arrays,
+    with_blocks,
+    with_class_means,
+)
 from probes.splits import check_labels, open_splits
 
 BLOCK = 1 << 19  # scores, of queries times classes, that are counted together: 4 MB fit into a core's cache
@@ -261,13 +270,14 @@ class Knn(PooledTask):
         facts: dict[str, Any] = {"train": gallery.facts, "val": queries.facts, "gallery": len(gallery)}
         if several:
             facts["per_temperature"] = sweep
+        warnings = [*([duplicates] if duplicates else []), *equal_features_warning(gallery, [self.kind])]
         if dropped := [k for k in self.k if k > len(gallery)]:
             facts["k_beyond_the_gallery"] = dropped
             instead = f"k={len(gallery)} was used instead" if ks == [len(gallery)] else "left out"
             listed = ", ".join(map(str, dropped))
-            facts["warnings"] = [f"k={listed} is more than the {len(gallery)} images of the gallery: {instead}"]
-        if duplicates:
-            facts["warnings"] = [*facts.get("warnings", ()), duplicates]
+            warnings.insert(0, f"k={listed} is more than the {len(gallery)} images of the gallery: {instead}")
+        if warnings:
+            facts["warnings"] = warnings
         metrics = with_class_means(metrics, val)
         return Outcome(metrics=metrics, arrays=arrays, facts=facts, cost=cost(gallery, queries))
 

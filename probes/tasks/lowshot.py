@@ -61,7 +61,15 @@ from probes.lowshot.shots import (
     subset_indices,
 )
 from probes.pooled import PooledTask
-from probes.scores import cost, mean_average_precision, nll_metric, prediction_arrays, spread_out, with_class_means
+from probes.scores import (
+    cost,
+    equal_features_warning,
+    mean_average_precision,
+    nll_metric,
+    prediction_arrays,
+    spread_out,
+    with_class_means,
+)
 from probes.splits import not_held_out_warning, open_splits
 
 # With up to so many training images, features of all are extracted, because other tasks read them, too. With more, only
@@ -166,6 +174,7 @@ class LowShot(FitSettings, PooledTask):
             }
         )
         warnings = [shots_warning, not_held_out_warning(gallery.labels, train.classes) if self.holdout else ""]
+        warnings += equal_features_warning(gallery, [self.kind])
         return self.outcome(fits_by_subset, gallery, queries, val, constant, [text for text in warnings if text])
 
     @property

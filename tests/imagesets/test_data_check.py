@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 from PIL import ExifTags, Image
+from refusals import set_refusal
 
 from imagesets import check
 from imagesets.check import check_image_set, render
@@ -153,3 +154,45 @@ def test_duplicates_of_a_published_set_are_a_note(pets, monkeypatch, counts):
     is_published = counts == (2, 307, 3, 1)
     assert report.ok == is_published and len(report.in_both_splits) == 1
     assert ("note: 1 image of val also in train" in render(report)) == is_published == ("FIX" not in render(report))
+
+
+@pytest.fixture
+def few(tree, tmp_path):
+    return tree(tmp_path / "few", "train/ant/0.jpg", "train/ant/1.jpg", "train/bee/2.jpg", *VAL)
+
+
+def notes_on_train(folder) -> str:
+    return "\n".join(check_image_set(f"folder:{folder}").splits[0].notes)
+
+
+def test_images_and_folders_that_are_in_no_class_of_their_own_are_named(few, tree):
+    assert "beside" not in notes_on_train(few) and "in a class folder" not in notes_on_train(few)
+    tree(few, "train/loose.jpg", "train/ant/black/a.jpg", "train/ant/red/a.jpg", "test/ant/t.jpg")
+    notes = notes_on_train(few)
+    assert f"not read: 1 image beside the class folders, such as {few}/train/loose.jpg" in notes
+    assert "count as one class, such as 'black', 'red' in ant" in notes
+    assert "folder test is not read" in check_image_set(f"folder:{few}").splits[1].notes
+
+
+def test_copies_within_a_split_are_counted_and_other_labels_named(few, encode):
+    assert "of other images" not in notes_on_train(few)
+    for name in ("ant/copy.jpg", "bee/first.jpg"):
+        (few / "train" / name).write_bytes((few / "train/ant/0.jpg").read_bytes())
+    notes = notes_on_train(few)
+    assert "2 duplicates of other images, 1 of them with another label" in notes
+    assert f"{few}/train/bee/first.jpg and {few}/train/ant/0.jpg" in notes
+    (few / "train/bee/first.jpg").write_bytes(encode(seed=99))
+    assert f"1 duplicate of other images, such as {few}/train/ant/copy.jpg" in notes_on_train(few)
+
+
+def test_two_spellings_of_a_split_are_refused(few, tree):
+    tree(few, "Train/ant/a.jpg")
+    assert f"{few} holds both Train and train; rename or remove one" in set_refusal(f"folder:{few}", "train")
+
+
+@pytest.mark.parametrize(
+    ("names", "words"), [(("Bee",), "'Bee', 'bee'"), (("07", "7"), "'07', '7'"), (("nan",), "nan")]
+)
+def test_classes_that_seem_to_be_one_or_none_are_named(few, tree, names, words):
+    tree(few, *(f"{split}/{name}/{split}.jpg" for split in ("train", "val") for name in names))
+    assert words in notes_on_train(few)

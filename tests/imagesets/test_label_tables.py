@@ -308,3 +308,18 @@ def test_a_parquet_table_of_paths_is_refused_with_the_url_to_write(folder, tmp_p
         assert "folder:FOLDER?labels=TABLE.parquet" in message and len(message) < 500
         image_set = open_set(f"folder:{folder}?labels={tmp_path}/{name}.parquet", "train")
         assert image_set.fingerprint == open_set(f"folder:{folder}", "train").fingerprint
+
+
+def test_rows_of_no_split_are_refused_and_those_of_another_counted(folder):
+    rows = [[name, name.split("/")[1], "train" if name.startswith("train") else "val"] for name in NAMES]
+    header = ["file_name", "label", "split"]
+
+    def write(rows):
+        with open(folder / "own.csv", "w", newline="") as file:
+            csv.writer(file).writerows([header, *rows])
+        return f"folder:{folder}?labels=own.csv"
+
+    val = open_set(write([*rows[:-2], *([name, label, "test"] for name, label, _ in rows[-2:])]), "val")
+    assert len(val) == 4 and "2 rows of split test not read: val is split val" in val.notes
+    refusal = set_refusal(write([[name, label, int(split == "train")] for name, label, split in rows]), "train")
+    assert "column split holds '0', '1', which is no split; write train, val or test" in refusal

@@ -1,4 +1,4 @@
-"""Readouts that a network lacks: what is read instead, which the result records with a warning."""
+"""Readouts that a network lacks, and features that are equal: what is read, which the result records with a warning."""
 
 from dataclasses import replace
 
@@ -120,3 +120,11 @@ def test_a_missing_layer_is_an_error_that_names_the_option(data, tmp_path, task,
     with pytest.raises(ValueError, match=f"layer -3: the model has 2 blocks; the last: settings=.*{key}.layer"):
         replace(task, layer=-3).run(export, space)
     assert task.run(export, space).facts.get("read_instead") is None
+
+
+@pytest.mark.parametrize("task", [KNN, replace(LOWSHOT, norm=True), LINEAR], ids=["knn", "lowshot", "linear"])
+def test_features_of_a_collapsed_network_are_a_warning(task, data, tmp_path):
+    export = export_with()
+    export.tensors["norm.weight"] = torch.zeros_like(export.tensors["norm.weight"])
+    warnings = task.run(export, workspace(tmp_path, data)).facts["warnings"]
+    assert any("are the same for all images: nothing can be learnt" in line for line in warnings)
