@@ -236,10 +236,10 @@ def _note_on_other_files(paths: Sequence[str]) -> list[str]:
 
 def _note_on_nested_folders(image_set: ImageSet, names: Iterable[str]) -> list[str]:
     """A note on class folders of several folders. names: of the images, CLASS/IMAGE or CLASS/FOLDER/IMAGE."""
-    inner: dict[str, set[str]] = {}
+    classes, inner = set(image_set.classes), dict[str, set[str]]()
     for name in names:
         folder, *rest = name.split("/")
-        if len(rest) > 1 and folder in image_set.classes:
+        if len(rest) > 1 and folder in classes:
             inner.setdefault(folder, set()).add(rest[0])
     several = ((folder, short_list(sorted(folders))) for folder, folders in inner.items() if len(folders) > 1)
     return [f"folders in a class folder count as one class, such as {text} in {folder}" for folder, text in several][:1]
@@ -256,12 +256,9 @@ def _notes_on_copies(report: SplitReport) -> list[str]:
         return []
     differ = copies & (labels[readable] != labels[originals]).reshape(len(readable), -1).any(axis=1)
     text = f"{counted(int(copies.sum()), 'duplicate')} of other images"
-    if differ.any():
-        copy, original = (int(indices[differ][0]) for indices in (readable, originals))
-        paths = f"{image_set.path(copy)} and {image_set.path(original)}"
-        return [f"{text}, {differ.sum()} of them with another label, such as {paths}"]
-    copy, original = (int(indices[copies][0]) for indices in (readable, originals))
-    return [f"{text}, such as {image_set.path(copy)} of {image_set.path(original)}"]
+    text += f", {differ.sum()} with another label" * bool(differ.any())
+    copy, original = (indices[differ if differ.any() else copies][0] for indices in (readable, originals))
+    return [f"{text}, such as {image_set.path(int(copy))} of {image_set.path(int(original))}"]
 
 
 def _in_both_splits(splits: Sequence[SplitReport]) -> tuple[tuple[str, str], ...]:

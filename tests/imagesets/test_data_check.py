@@ -179,8 +179,8 @@ def test_copies_within_a_split_are_counted_and_other_labels_named(few, encode):
     for name in ("ant/copy.jpg", "bee/first.jpg"):
         (few / "train" / name).write_bytes((few / "train/ant/0.jpg").read_bytes())
     notes = notes_on_train(few)
-    assert "2 duplicates of other images, 1 of them with another label" in notes
-    assert f"{few}/train/bee/first.jpg and {few}/train/ant/0.jpg" in notes
+    assert "2 duplicates of other images, 1 with another label" in notes
+    assert f"such as {few}/train/bee/first.jpg of {few}/train/ant/0.jpg" in notes
     (few / "train/bee/first.jpg").write_bytes(encode(seed=99))
     assert f"1 duplicate of other images, such as {few}/train/ant/copy.jpg" in notes_on_train(few)
 
