@@ -579,12 +579,19 @@ class Record:
             run, cost = (json.loads((folder / file).read_text()) for file in ("run.json", "cost.json"))
             settings, gflop = run["settings"], cost["gflop_per_image"]
             updates = run["data"]["images"] // settings["batch"]
-            tflop = settings["epochs"] * updates * settings["batch"] * gflop / 1e3
+            images = settings["epochs"] * updates * settings["batch"]
             top1s = self.about["search"][used.method]
             best = chosen_rate(top1s, self.about["margin"])
-            row = [name, f"{gflop:.3f}", f"{settings['epochs']} x {updates}", f"{tflop:.2f}", f"{settings['lr']:.2g}"]
+            row = [
+                name,
+                f"{gflop:.3f}",
+                f"{settings['epochs']} x {updates}",
+                f"{images:,}",
+                f"{images * gflop / 1e3:.2f}",
+            ]
+            row.append(f"{settings['lr']:.2g}")
             rows.append(row + [f"**{top1:.2f}**" if rate == best else f"{top1:.2f}" for rate, top1 in top1s.items()])
-        header = ["method", "GFLOP an image", "epochs x updates", "TFLOP", "learning rate"]
+        header = ["method", "GFLOP an image", "epochs x updates", "images", "TFLOP", "learning rate"]
         rates = next(iter(self.about["search"].values()))
         return "\n".join(markdown_table([[*header, *(f"x {rate}" for rate in rates)], *rows], "---:"))
 
