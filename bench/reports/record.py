@@ -51,7 +51,7 @@ ABOUT, SUMS = "record.json", "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.sig"  # made by ssh-keygen -Y sign
 CHECKPOINTS = "checkpoints"  # the folder of their descriptions
 OF_EXPORT, OF_RUN = ("config.json", COST), (RUN, LOG)  # files of an export and of its pretraining that are copied
-LOG_LINES = 50  # enough to draw a curve; the logs of long trainings would be most of a record
+LOG_LINES = 40  # enough to draw a curve; the logs of long trainings would be most of a record
 README = """# Record of a leaderboard
 
 Made by `bench record`. Every number of [leaderboard.md](leaderboard.md) comes from a file of `results/`, which says
@@ -61,7 +61,7 @@ what was measured how. `path-3f2a91bc/cifar10` stands for a folder of the measur
 |---|---|
 | `leaderboard.md`, `.csv`, `.tex` | the tables |
 | `results/` | a JSON file for each result, with its values for every image (`.npz`) and the log of a failure (`.log`) |
-| `checkpoints/` | what each checkpoint is, and the log of its pretraining (at most 50 losses); no weights |
+| `checkpoints/` | what each checkpoint is, and the log of its pretraining (at most 40 losses); no weights |
 | `references.bib` | BibTeX of every protocol and method used |
 | `SHA256SUMS` | of every file: `sha256sum -c SHA256SUMS` |
 
@@ -142,13 +142,18 @@ def _files_of_checkpoint(out: Path, used: CheckpointUsed) -> list[Path]:
 
 
 def _public_content(path: Path) -> bytes:
-    """A file's content without the folders of this machine, and logs of trainings thinned; arrays are unchanged."""
+    """A file's content without the folders of this machine; arrays are unchanged.
+
+    Logs of trainings are thinned, and exports lack the activations by which they are checked, which need the weights.
+    """
     if path.suffix == ".json":
-        return json_of(without_folders(read_json(path)))
-    content = read_regular(path)
+        content = without_folders(read_json(path))
+        content.get("vit_export", {}).pop("fingerprint", None)
+        return json_of(content)
+    data = read_regular(path)
     if path.suffix == ".npz":
-        return content
-    text = content.decode("utf-8", "replace")
+        return data
+    text = data.decode("utf-8", "replace")
     return without_folders(thinned_log(text) if path.name == LOG else text).encode()
 
 

@@ -128,8 +128,8 @@ def test_contents_of_a_record(folder, written):
     }
     assert sorted(path.name for path in trained.iterdir()) == ["config.json", "log.jsonl", "run.json"]
     log = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in log if "updates" in line] == list(range(21, 1051, 21))
-    assert 1050 / 21 <= LOG_LINES < 1050 / 20
+    assert [line["step"] for line in log if "updates" in line] == list(range(24, 1051, 27))
+    assert 1050 / 27 <= LOG_LINES < 1050 / 26
     assert {"step": 500, "knn_top1": 40.0} in log
 
 
