@@ -129,9 +129,9 @@ def split_folder(place: str, split: Split) -> str:
 
 def _folders_of(place: str, split: Split) -> list[str]:
     """Names of the folders in `place` that could serve as `split`, the preferred first."""
-    names: list[str] = []
+    present, names = subfolders(place), list[str]()
     for word in SPLIT_WORDS[split]:
-        same = [name for name in subfolders(place) if name.lower() == word]
+        same = [name for name in present if name.lower() == word]
         if len(same) > 1:
             raise ValueError(f"{place} holds both {same[0]} and {same[1]}; rename or remove one")
         names += same
@@ -143,7 +143,7 @@ def doubtful_classes(classes: Sequence[str]) -> list[str]:
     notes = []
     by_name: dict[str, list[str]] = {}
     for name in classes:
-        by_name.setdefault(re.sub(r"[\W_]+", " ", name.casefold()).strip().lstrip("0"), []).append(name)
+        by_name.setdefault(re.sub(r"[\s_-]+", " ", name.casefold()).strip().lstrip("0"), []).append(name)
     if alike := [names for names in by_name.values() if len(names) > 1]:
         notes.append(f"classes with names alike, {short_list(alike[0])}, count as different: if not, write one name")
     if missing := [name for name in classes if name.casefold() in ("nan", "na", "n/a", "none", "null", "?")]:

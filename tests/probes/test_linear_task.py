@@ -4,6 +4,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -88,6 +89,16 @@ def test_a_diverged_head_is_recorded_and_not_chosen(export, tmp_path):
     assert outcome.facts["grid"][0]["diverged_at_step"] > 0 and "best" not in outcome.facts["grid"][0]
     with pytest.raises(ValueError, match=r"not finite from step \d+ on, with learning rate \S+ on avg"):
         replace(SMALL, lrs=(1e38,), readouts=("avg",)).run(export, space)
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_warned"), [([[91, 80], [-1, 90], [-1, 85]], True), ([[91, 80], [-1, 90], [-1, 92]], False)]
+)
+def test_a_best_head_that_diverges_after_better_epochs_of_another_is_a_warning(counts, is_warned):
+    """Head 1 is copied in epoch 3, when head 0 has diverged."""
+    trained = SimpleNamespace(history=np.array(counts), diverged=np.array([7, -1]), best_index=1, best_epoch=2)
+    warnings = Sweep.warnings(trained)
+    assert bool(warnings) == is_warned and all("the best head before epoch 3 diverged" in line for line in warnings)
 
 
 def test_a_second_run_of_one_training_waits_for_the_first(export, tmp_path, monkeypatch, capsys):
