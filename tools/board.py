@@ -588,8 +588,8 @@ class Record:
                 f"{settings['epochs']} x {updates}",
                 f"{images:,}",
                 f"{images * gflop / 1e3:.2f}",
+                f"{settings['lr']:.2g}",
             ]
-            row.append(f"{settings['lr']:.2g}")
             rows.append(row + [f"**{top1:.2f}**" if rate == best else f"{top1:.2f}" for rate, top1 in top1s.items()])
         header = ["method", "GFLOP an image", "epochs x updates", "images", "TFLOP", "learning rate"]
         rates = next(iter(self.about["search"].values()))

@@ -279,9 +279,11 @@ def notes(results: Sequence[Result]) -> list[str]:
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, own in caveats.items():
         groups.setdefault(tuple(own), []).append(f"`{name}`")
-    return [
-        line for own, names in groups.items() if own for line in ["- " + ", ".join(names), *(f"  - {c}" for c in own)]
-    ]
+    entries: list[str] = []
+    for own, names in groups.items():
+        if own:
+            entries += ["- " + ", ".join(names), *(f"  - {caveat}" for caveat in own)]
+    return entries
 
 
 def page(folder: Path) -> str:
