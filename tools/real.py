@@ -280,9 +280,9 @@ def notes(results: Sequence[Result]) -> list[str]:
     for name, own in caveats.items():
         groups.setdefault(tuple(own), []).append(f"`{name}`")
     entries: list[str] = []
-    for own, names in groups.items():
-        if own:
-            entries += ["- " + ", ".join(names), *(f"  - {caveat}" for caveat in own)]
+    for shared, names in groups.items():
+        if shared:
+            entries += ["- " + ", ".join(names), *(f"  - {caveat}" for caveat in shared)]
     return entries
 
 
