@@ -146,7 +146,7 @@ def on_32px(
 ) -> Recipe:
     """The recipe "32px" of a method, see `small`."""
     size = published.spec.label.partition("/")[0]
-    source = source or f"ours: the {size} recipe on 8 x 8 patches, for two cores"
+    source = source or f"ours: the {size} recipe on images of 32 px, for two cores"
     return small(published, VIT_32PX, warmup, source=source, settings=settings, epochs=epochs, batch=batch, **changes)
 
 

@@ -292,7 +292,7 @@ RECIPES = {
     "32px": on_32px(
         _SMALL,
         replace(_SMALL.settings, clusters=512, predicted_share=0.25, predictor_depth=2, momentum_warmup=0.3),
-        source="ours: the ViT-L recipe on 8 x 8 patches of CIFAR-10, for two cores",
+        source="ours: the ViT-L recipe on CIFAR-10, for two cores",
         epochs=6,
         warmup=0.3,
     ),

@@ -264,7 +264,7 @@ def small_recipes(
 ) -> dict[str, Recipe]:
     """The recipes "32px" and "smoke" of a method. of: the encoder of the published recipe, for the source. epochs: of
     "32px"."""
-    source = f"ours: the {of} recipe on 8 x 8 patches of CIFAR-10 without local crops, for two cores"
+    source = f"ours: the {of} recipe on CIFAR-10 without local crops, for two cores"
     ours = replace(published, schedule=TableCosine(warmup=0.5, floor=1e-6))
     return {
         "32px": on_32px(ours, settings_32px, source=source, epochs=epochs, batch=64, warmup=0.3),

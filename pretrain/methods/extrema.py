@@ -287,7 +287,7 @@ RECIPES = {
             teacher_momentum=0.98,
             drop_path=0.0,
         ),
-        source="ours: 8 x 8 patches, 2 masks, for two cores; InfoNCE, as BYOL's targets collapse in few updates",
+        source="ours: images of 32 px, 2 masks, for two cores; InfoNCE, as BYOL's targets collapse in few updates",
         epochs=2,
         warmup=0.2,
     ),

@@ -222,7 +222,7 @@ RECIPES = {
     "32px": on_32px(
         _VIT_H,
         Settings(min_keep=4, predictor_width=64, predictor_depth=3),
-        source="ours: the ViT-H recipe on 8 x 8 patches of CIFAR-10, for two cores",
+        source="ours: the ViT-H recipe on CIFAR-10, for two cores",
         epochs=6,
         warmup=0.3,
     ),

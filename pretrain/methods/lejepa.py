@@ -243,7 +243,7 @@ RECIPES = {
     "32px": on_32px(
         _VIT_L,
         Settings(**_SMALL, global_crops=4),
-        source="ours: the ViT-L recipe on 8 x 8 patches of CIFAR-10, four crops, for two cores",
+        source="ours: the ViT-L recipe on CIFAR-10, four crops, for two cores",
         epochs=6,
         lr=2e-3,
         schedule=WarmupCosine(warmup=0.3, floor=1e-6, start=0.01),

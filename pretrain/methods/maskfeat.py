@@ -186,7 +186,7 @@ RECIPES = {
     "32px": on_32px(
         _VIT_B,
         Settings(hog_cell=4),
-        source="ours: the ViT-B recipe on 8 x 8 patches with a cell each, for two cores",
+        source="ours: the ViT-B recipe on images of 32 px with a cell for each patch, for two cores",
         epochs=12,
         schedule=WarmupCosine(warmup=0.5),
         clip=1.0,

@@ -536,7 +536,7 @@ RECIPES = {
     "32px": on_32px(
         _VIT_B,
         Settings(**_SMALL, words=512, decoder_width=96, decoder_heads=3, teacher_momentum=0.99),
-        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores: few epochs of small updates",
+        source="ours: the ViT-B recipe on images of 32 px, for two cores: few epochs of small updates",
         epochs=2,
         batch=64,
         schedule=WarmupCosine(warmup=0.1),

@@ -150,7 +150,7 @@ METHOD = MoCoV3
 def small_recipes(published: Recipe) -> dict[str, Recipe]:
     """The recipes "32px" and "smoke" of a method, from its recipe for a ViT-B; ours. Without blur and solarisation,
     which leave little to see of a small image."""
-    source = "ours: the ViT-B recipe on 8 x 8 patches of CIFAR-10, without blur, for two cores"
+    source = "ours: the ViT-B recipe on CIFAR-10, without blur, for two cores"
     no_blur = dict(crop_scale=(0.2, 1.0), blur=(0.0, 0.0), solarise=0.0)
     settings = replace(published.settings, **no_blur, projector_hidden=512, projector_width=128)
     return {

@@ -255,7 +255,7 @@ RECIPES = {
     "32px": on_32px(
         _VIT_S,
         Settings(**_SMALL, prototypes=256, head_hidden=256, head_width=64, focal_size=16),
-        source="ours: the ViT-S recipe on 8 x 8 patches of CIFAR-10 with two focal views of 16 px, for two cores",
+        source="ours: the ViT-S recipe on CIFAR-10 with two focal views of 16 px, for two cores",
         epochs=6,
         batch=64,
         schedule=CountedCosine(warmup=0.3, start=0.2, floor=1e-6),

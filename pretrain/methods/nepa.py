@@ -153,7 +153,7 @@ RECIPES = {
     "32px": on_32px(
         _VIT_B,
         _SMALL,
-        source="ours: the ViT-B recipe on 8 x 8 patches of CIFAR-10, for two cores",
+        source="ours: the ViT-B recipe on CIFAR-10, for two cores",
         epochs=6,
         warmup=0.3,
     ),

@@ -190,7 +190,7 @@ RECIPES = {
     "32px": on_32px(
         _VIT_B,
         Settings(mask_patch=8, drop_path=0.0),
-        source="ours: the ViT-B recipe on 8 x 8 patches and masks of 2 x 2, for two cores",
+        source="ours: the ViT-B recipe on images of 32 px and masks of 2 x 2 patches, for two cores",
         epochs=12,
         lr=2e-3,
         schedule=WarmupCosine(warmup=0.5),

@@ -116,7 +116,7 @@ RECIPES = {
         Settings(
             classes=10, policy="", crop_scale=(0.5, 1.0), erase=0.0, mixup=0.0, cutmix=0.0, repeated=1, drop_path=0.0
         ),
-        source="ours: 8 x 8 patches of CIFAR-10, few epochs for two cores, so crops and flips alone; uses labels",
+        source="ours: CIFAR-10, few epochs for two cores, so crops and flips alone; uses labels",
         epochs=10,
         schedule=TimmCosine(warmup=1, floor=1e-5, start=1e-4, told="epoch"),
     ),
