@@ -139,6 +139,28 @@ def test_a_board_shows_what_its_networks_have(tmp_path):
     assert "| mae | 60.0 |" in made.table() and made.gains == {}
 
 
+def test_several_seeds_are_averaged_in_the_columns_that_all_of_them_have(tmp_path):
+    folder = tmp_path / "made"
+    data = DataUsed(name="cifar10", url="cifar10:x", images={"train": 90, "val": 10})
+    protocol = ProtocolUsed(name=board.LINEAR, version=1, source="x")
+    for seed, (start, value) in enumerate(((20.0, 40.0), (22.0, 46.0), (21.0, 43.0))):
+        for kind, top1 in (("", value), ("-start", start)):
+            used = made_checkpoint(f"{board.label('mae', seed)}{kind}", 2 * seed + bool(kind))
+            save_result(folder, made_result(used, made_metrics({"top1_k20": top1}), data=data), {})
+            if not seed:
+                save_result(folder, made_result(used, made_metrics({"top1": top1}), data=data, protocol=protocol), {})
+    names = [board.label("mae", seed) for seed in range(3)]
+    about = {"starts": {name: f"{name}-start" for name in names}}
+    board.companion_file(folder, "json").write_text(json.dumps(about))
+    made = board.Record(folder=folder)
+    assert [column.header for column in made.columns] == ["k-NN, class token", "linear"]
+    header, _, row = made.seeds().splitlines()[-3:]
+    assert [cell.strip() for cell in header.strip("|").split("|")] == ["method", "trainings", "k-NN, class token"]
+    low, high = 22 - 4.302653 * 2 / 3**0.5, 22 + 4.302653 * 2 / 3**0.5  # Student's t at 97.5 % with two degrees
+    assert row == f"| mae | 3 | 43.0 \u00b1 3.0, +22.0 [{low:.1f}, {high:.1f}] |"
+    assert "| mae | 40.0 | 40.0 |" in made.table(), "the first table has one training of each method"
+
+
 def test_two_trainings_under_one_name_are_refused(tmp_path):
     data = DataUsed(name="cifar10", url="cifar10:x")
     for number in (1 << 250, 2 << 250):  # digests whose first digits differ

@@ -551,13 +551,15 @@ class Record:
 
     def seeds(self) -> str:
         """The section on methods with several seeds; "" if there are none."""
-        rows = []
+        rows: list[list[str]] = []
         for method in self.networks:
             names = [name for name in self.about["starts"] if name == method or name.startswith(f"{method}{SEED}")]
             cells = [self.over_seeds(names, column) for column in self.columns] if names[1:] else []
             rows += [[method, str(len(names)), *cells]] if cells else []
         header = ["method", "trainings", *(column.header for column in self.columns)]
-        return SEEDS.format(table="\n".join(markdown_table([header, *rows], "---:"))) if rows else ""
+        filled = [index for index, _ in enumerate(header) if any(row[index] for row in rows)]
+        table = [[row[index] for index in filled] for row in (header, *rows)]
+        return SEEDS.format(table="\n".join(markdown_table(table, "---:"))) if rows else ""
 
     def over_seeds(self, names: Sequence[str], column: Column) -> str:
         """Mean and standard deviation over the networks of a method, and the mean gain on initial weights with its
