@@ -21,6 +21,7 @@ from bench.results.record import (
     write_result,
 )
 from bench.results.store import StoredResult
+from bench.statistics.significance import Ties
 from engine.tasks import Workspace
 
 EVIL = (
@@ -129,7 +130,7 @@ def made_leaderboard(results: Sequence[Result], problems: Sequence[str] = (), ti
     leaderboard = leaderboard_of(results, problems)
     everyone = frozenset(checkpoint.key for checkpoint in leaderboard.rows)
     stored = [StoredResult(path=ROOT / f"{number}.json", result=result) for number, result in enumerate(results)]
-    ties = dict.fromkeys(leaderboard.candidates, everyone) if tied else {}
+    ties = dict.fromkeys(leaderboard.candidates, Ties(everyone, everyone)) if tied else {}
     return replace(leaderboard, ties=ties, results=stored, folder=ROOT)
 
 

@@ -133,7 +133,8 @@ Accuracies in % on {images} validation images, with {training_images} training i
 probes use as many as the column says. In brackets 95 % intervals over images; with a sign the gain over the network's
 own initial weights. Methods with the same initial weights share them, named after one of these. The table has one
 training of each method; seeds can change the order. s: better than the own initial weights; p: better than raw pixels;
--s and -p: worse; all p <= {level} after Holm's correction over the tests of a column.{transfer}{left}
+-s and -p: worse; all p <= {level} after Holm's correction over the tests of a column. ?: doubted for the reason in
+leaderboard.md.{transfer}{left}
 
 {table}
 
@@ -429,12 +430,14 @@ class Record:
 
     def cell(self, name: str, column: Column) -> str:
         """A number, its interval, the gain on initial weights, and marks; "" if there is no result."""
-        number, gain = self.number(name, column), self.gains.get((name, column.header))
-        if not number:
+        stored, number = self.stored(name, column), self.number(name, column)
+        gain = self.gains.get((name, column.header))
+        if not (stored and number):
             return ""
+        doubt = " ?" * (column.metric in stored.result.doubted_metrics)
         interval = f" {interval_text(*number.interval)}" if number.interval else ""
         compared = f", {' '.join(filter(None, (gain.text, gain.marks)))}" if gain else ""
-        return f"{number.value:.1f}{interval}{compared}"
+        return f"{number.value:.1f}{interval}{doubt}{compared}"
 
     @property
     def names(self) -> list[str]:

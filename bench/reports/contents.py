@@ -165,6 +165,11 @@ class ReportTable:
     def ranks(self) -> dict[Key, str]:
         return self.board.ranks(self.main)
 
+    @property
+    def all_tested(self) -> bool:
+        """Whether every network was compared with the best, whose number may also be one that the task doubts."""
+        return len(self.ranks) == len(self.networks)
+
     @cached_property
     def has_intervals(self) -> bool:
         """Whether the main metric can be drawn and shaded as one that says who is better: RankMe cannot."""
@@ -512,7 +517,7 @@ def compared_with_pixels(report: ReportContents) -> str:
 def leaders_in_words(tables: Sequence[ReportTable]) -> str:
     """`mae in 3 (significantly better than all others in 2); dino in 1`: the networks that lead most of the tables."""
     first = Counter(name for table in tables for name in table.leaders)
-    alone = Counter(table.leaders[0] for table in tables if len(table.leaders) == 1)
+    alone = Counter(table.leaders[0] for table in tables if len(table.leaders) == 1 and table.all_tested)
     order = sorted(first, key=lambda name: (-first[name], -alone[name], name))
     least = first[order[:MAX_NAMED][-1]]
     leading = [name for name in order if first[name] >= least]  # with all that are first as often as the last of them
@@ -551,7 +556,8 @@ def verdict(table: ReportTable) -> str:
     if not table.ranks:
         text = f"There is no paired test of {table.metrics[0]}, so the networks are not ranked."
     elif len(leaders) == 1:
-        text = f"{leaders[0]} leads {on}: better than every other by a paired test on the same images (5 %, Holm)."
+        others = "every other" if table.all_tested else f"the {len(table.ranks) - 1} compared with it"
+        text = f"{leaders[0]} leads {on}: better than {others} by a paired test on the same images (5 %, Holm)."
     elif len(leaders) == len(table.networks):
         text = f"None of the differences between the {len(leaders)} networks is significant {on}."
     else:

@@ -38,7 +38,7 @@ from bench.results.record import (
 from bench.results.store import StoredResult, comparable_results, stamps
 from bench.results.table import rows_of, to_pandas, to_parquet
 from bench.statistics.matching import is_comparable
-from bench.statistics.significance import Column, Key, PairedTestCache, paired_tests, ties_with_best
+from bench.statistics.significance import Column, Key, PairedTestCache, Ties, paired_tests, ties_with_best
 from engine.files import write_atomic
 from engine.printing import counted, csv_text, in_csv, in_markdown, in_words, markdown_table, printable, table, text_of
 
@@ -92,7 +92,7 @@ class Leaderboard:
     failed: Mapping[CheckpointUsed, Mapping[str, str]] = field(default_factory=dict)  # group and seed -> message
     problems: tuple[str, ...] = ()  # a line for each file that could not be read
     published: frozenset[CheckpointUsed] = frozenset()  # rows with a paper's numbers, excluded from best and ties
-    ties: Mapping[Column, frozenset[Key]] = field(default_factory=dict)  # tested column -> networks tied for first
+    ties: Mapping[Column, Ties] = field(default_factory=dict)  # of columns with paired tests
     results: Sequence[StoredResult] = ()  # behind the numbers
     folder: Path = Path()  # of the result files
     files: Mapping[str, Path] = field(default_factory=dict)  # format -> file that was written
@@ -153,20 +153,22 @@ class Leaderboard:
         This is what is bold everywhere: raw pixels, initial weights, published numbers and numbers that the task
         doubts never are, and nothing is in a column without paired tests.
         """
-        return checkpoint.key in self.ties.get(column, ()) and checkpoint.key in self.candidates.get(column, ())
+        level = self.ties[column].level if column in self.ties else ()
+        return checkpoint.key in level and checkpoint.key in self.candidates.get(column, ())
 
     def ranks(self, column: Column) -> dict[Key, str]:
-        """Rank of each trained network in a column with paired tests; those tied with the best share the first ranks,
-        `1-3`, and the others follow by number."""
-        cells, tied = self.candidates.get(column, {}), self.ties.get(column, frozenset())
-        level = [key for key in cells if key in tied]
-        if not level:
+        """Rank of each trained network that was compared with the best of a column; those tied with it share the first
+        ranks, `1-3`, and the others follow by number."""
+        if column not in self.ties:
             return {}
+        tied, tested = self.ties[column]
+        cells = {key: cell for key, cell in self.candidates.get(column, {}).items() if key in tested}
+        level = len(cells.keys() & tied)
         others = sorted(order_of(cell) for key, cell in cells.items() if key not in tied)
         return {
-            key: str(1 + len(level) + bisect_left(others, order_of(cell)))
+            key: str(1 + level + bisect_left(others, order_of(cell)))
             if key not in tied
-            else "1" + f"-{len(level)}" * (len(level) > 1)
+            else "1" + f"-{level}" * (level > 1)
             for key, cell in cells.items()
         }
 
@@ -328,6 +330,30 @@ def caveats_of(results: Sequence[Result], labels: Mapping[Key, str]) -> Iterator
         yield f"{'all checkpoints' if len(own) == len(of_group) > 1 else in_words(list(own))}: {warning}"
     if note := sizes_note({labels[result.checkpoint.key]: result for result in results}):
         yield note
+    yield from notes_on_copies(results, labels)
+    yield from notes_on_seeds(results, labels)
+
+
+def notes_on_copies(results: Iterable[Result], labels: Mapping[Key, str]) -> Iterator[str]:
+    """A sentence for each network that has several names."""
+    names: dict[str, dict[str, None]] = defaultdict(dict)  # digest -> labels
+    for result in results:
+        names[result.checkpoint.digest][labels[result.checkpoint.key]] = None
+    yield from (f"{in_words(list(own))} have the same weights." for own in names.values() if len(own) > 1)
+
+
+def notes_on_seeds(results: Iterable[Result], labels: Mapping[Key, str]) -> Iterator[str]:
+    """A sentence on trained networks whose numbers are means over different seeds, if there are any."""
+    seeds: dict[str, list[int]] = defaultdict(list)  # label -> seeds
+    for result in results:
+        if result.random:
+            seeds[labels[result.checkpoint.key]].append(result.seed)
+    owners: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for label, own in seeds.items():
+        owners[tuple(sorted(own))].append(label)
+    if len(owners) > 1:
+        texts = [f"{in_words(own)}: {counted(len(numbers), 'seed')}" for numbers, own in owners.items()]
+        yield f"Means over different seeds ({'; '.join(texts)}); bench compare compares the seeds that both have."
 
 
 def explanations_of(result: Result) -> Iterator[str]:
@@ -377,12 +403,16 @@ def with_published(leaderboard: Leaderboard) -> Leaderboard:
     published with a number is in the column of the metric's deviation, if there is one.
     """
     by_checkpoint, ambiguous = published_in(stored.result for stored in leaderboard.results)
+    measured = {column: cell for cells in leaderboard.rows.values() for column, cell in cells.items()}
     notes = defaultdict(list, {group: [sentence] for group, sentence in ambiguous.items()})
     rows = {}
     for name, values in sorted(by_checkpoint.items()):
         one = next(iter(values.values()))
         checkpoint = CheckpointUsed(name=name, digest="", method=one.model, architecture=one.architecture)
-        rows[checkpoint] = {column: Cell(mean=value.value, unit=value.unit) for column, value in values.items()}
+        rows[checkpoint] = {
+            column: Cell(mean=value.value, unit=value.unit, higher_is_better=measured[column].higher_is_better)
+            for column, value in values.items()
+        }
         for (group, metric), value in values.items():
             if value.std is not None and (deviation := f"{metric}_std") in leaderboard.groups[group]:
                 rows[checkpoint][group, deviation] = Cell(mean=value.std, higher_is_better=None)
@@ -602,7 +632,8 @@ INTRODUCTION = """# Leaderboard
 
 Rebuilt by `bench leaderboard`; every number is in leaderboard.csv. In brackets: 95 % interval over validation images.
 Bold: the best trained network of a column and all that a paired test on the same images cannot tell from it (5 %, Holm
-over the column; `bench compare` has the numbers); they share a rank. Floor: raw pixels. ?: see the note of the table.
+over the column; `bench compare` has the numbers); they share a rank. Without such a test a network has no rank. Floor:
+raw pixels. ?: see the note of the table.
 """
 
 
@@ -665,6 +696,8 @@ def _csv_columns(
             yield from ((group, metric, suffix) for suffix in (":low", ":high"))
         if any(cell.seeds > 1 for cell in cells):
             yield from ((group, metric, suffix) for suffix in (":std", ":n"))
+        if any(cell.is_doubtful for cell in cells):
+            yield group, metric, ":doubtful"
 
 
 def _number(cell: Cell | None, suffix: str) -> float | int | str:
@@ -672,7 +705,8 @@ def _number(cell: Cell | None, suffix: str) -> float | int | str:
     if cell is None:
         return ""
     low, high = cell.interval or ("", "")
-    return {"": cell.mean, ":low": low, ":high": high, ":std": cell.std, ":n": cell.seeds}[suffix]
+    spread = {":std": cell.std, ":n": cell.seeds, ":doubtful": int(cell.is_doubtful)}
+    return {"": cell.mean, ":low": low, ":high": high, **spread}[suffix]
 
 
 # Name of a format -> its file, and the function that writes it. The bytes of these depend on the results and this

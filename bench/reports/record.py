@@ -25,7 +25,7 @@ from bench.results.record import (
     read_result,
     result_files,
 )
-from bench.results.store import StoredResult
+from bench.results.store import StoredResult, regrouped
 from bench.run.suites import catalogue
 from bench.statistics import intervals
 from bench.statistics.significance import Key, PairedTestCache
@@ -193,9 +193,9 @@ def _version() -> str:
 
 def derived_files(folder: Path) -> dict[str, str]:
     """Path in the record -> content of each file that is derived from its results and the other copied files."""
-    stored_here = stored_results(folder)
+    stored_here, lines = regrouped(stored_results(folder))
     results = [stored.result for stored in stored_here]
-    leaderboard = leaderboard_of(results)
+    leaderboard = leaderboard_of(results, (line.replace(f"{folder}/", "") for line in lines))
     # No cache is written into the record, and none in it is trusted.
     leaderboard = with_ties(leaderboard, stored_here, PairedTestCache())
     files = {name: text_of(leaderboard) for name, text_of in TEXT_FORMATS.values()}
@@ -218,7 +218,7 @@ def check_record(folder: Path) -> Iterator[str]:
         return
     yield from number_differences(folder, results)  # before the table, which differs because of it
     name, text_of = TEXT_FORMATS["csv"]
-    text = text_of(leaderboard_of(stored.result for stored in results))
+    text = text_of(leaderboard_of(stored.result for stored in regrouped(results)[0]))
     if (folder / name).is_file() and read_regular(folder / name) != text.encode():
         yield f"{name}: not what the results give"
 

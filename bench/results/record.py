@@ -229,18 +229,15 @@ class DataUsed:
     warnings: tuple[str, ...] = ()  # warnings about the images, a line each
 
     def differ_from(self, other: "DataUsed") -> list[str]:
-        """What was changed between `other` and this: splits whose fingerprints agree, but whose files were overwritten,
-        and whatever else both read."""
+        """What was changed between `other` and this: splits and whatever else both read that have other fingerprints,
+        and those of the same fingerprint whose files were overwritten."""
         sources, others = {**self.fingerprints, **self.reads}, {**other.fingerprints, **other.reads}
         overwritten = [
             name
             for name, contents in self.contents.items()
             if sources.get(name) == others.get(name) and contents_differ(contents, other.contents.get(name, ""))
         ]
-        changed = [
-            name for name, fingerprint in self.reads.items() if other.reads.get(name, fingerprint) != fingerprint
-        ]
-        return overwritten + changed
+        return overwritten + [name for name, source in sources.items() if others.get(name, source) != source]
 
     @property
     def lacks_train(self) -> bool:
@@ -249,7 +246,12 @@ class DataUsed:
 
     def joined(self, other: "DataUsed") -> "DataUsed":
         """The same images with what `other`, of another protocol, reads as well."""
-        return replace(self, contents={**other.contents, **self.contents}, reads={**other.reads, **self.reads})
+        return replace(
+            self,
+            fingerprints={**other.fingerprints, **self.fingerprints},
+            contents={**other.contents, **self.contents},
+            reads={**other.reads, **self.reads},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ omits are added by the next command.
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -112,38 +113,51 @@ def read_results(out: Path) -> tuple[list[StoredResult], list[str]]:
 
 
 def comparable_results(out: Path) -> tuple[list[StoredResult], list[str]]:
-    """All results of a folder, such that those on image sets of one name are on the same images.
-
-    Results on images that were overwritten since get a set name of their own, `NAME-CONTENTS8`. Also returns a line for
-    each such set, and for each file that could not be read. Results of earlier versions, which did not record a size,
-    get that of the checkpoint's positions where a later result is at that of its published evaluation.
-    """
+    """All results of a folder as `regrouped`, and a line for each that could not be read or does not count as it is."""
     results, problems = read_results(out)
+    results, lines = regrouped(results)
+    return results, list(dict.fromkeys([*problems, *lines]))
+
+
+def regrouped(results: Sequence[StoredResult]) -> tuple[list[StoredResult], list[str]]:
+    """The results, such that those of a group are on the same images, and each checkpoint has one for each seed.
+
+    Results on other images than the newest of the same set name get a set name of their own, `NAME-CONTENTS8`. Of
+    several with the same checkpoint, group and seed, as in merged folders, the newest is kept. Also returns a line for
+    each such set and each result left out. Results of earlier versions, which did not record a size, get that of the
+    checkpoint's positions where a later result is at that of its published evaluation.
+    """
     sized = {
         (stored.result.checkpoint.key, stored.result.group): stored.result.checkpoint
         for stored in results
         if stored.result.image_size and stored.result.checkpoint.table_size
     }
-    for index, stored in enumerate(results):
-        used = sized.get((stored.result.checkpoint.key, stored.result.group))
-        if used and stored.result.image_size is None:
-            result = replace(stored.result, checkpoint=used, image_size=used.table_size)
-            results[index] = replace(stored, result=result)
-    newest: dict[str, DataUsed] = {}
-    for stored in sorted(results, key=lambda stored: stored.result.date):
+    newest_data: dict[str, DataUsed] = {}
+    by_date = sorted(results, key=lambda stored: stored.result.date)
+    for stored in by_date:
         data = stored.result.data
-        if (data.contents or data.reads) and stored.result.status == "ok":
-            newest[data.name] = data.joined(newest.get(data.name, data))
-    comparable, lines = [], dict.fromkeys(problems)
-    for stored in results:
-        data = stored.result.data
-        if data.name in newest and (splits := newest[data.name].differ_from(data)):
-            name = f"{data.name}-{digest({**data.reads, **data.contents})[:8]}"
-            stored = replace(stored, result=replace(stored.result, data=replace(data, name=name)))
-            overwritten = f"files of {' and '.join(splits)} were overwritten"
-            lines[f"{data.name}: {overwritten}; results from before are listed as {name}"] = None
-        comparable.append(stored)
-    return comparable, list(lines)
+        if stored.result.status == "ok":
+            newest_data[data.name] = data.joined(newest_data.get(data.name, data))
+    newest: dict[tuple[object, ...], StoredResult] = {}
+    lines: dict[str, None] = {}
+    for stored in by_date:
+        result, data = stored.result, stored.result.data
+        used = sized.get((result.checkpoint.key, result.group))
+        if used and result.image_size is None:
+            result = replace(result, checkpoint=used, image_size=used.table_size)
+        if data.name in newest_data and (changed := newest_data[data.name].differ_from(data)):
+            name = f"{data.name}-{digest({**data.fingerprints, **data.reads, **data.contents})[:8]}"
+            result = replace(result, data=replace(data, name=name))
+            problem = f"{' and '.join(changed)} changed between results"
+            lines[f"{data.name}: {problem}; some of those from before are listed as {name}"] = None
+        if result is not stored.result:
+            stored = replace(stored, result=result)
+        key = (result.checkpoint.key, result.group, result.seed, result.status)
+        if earlier := newest.pop(key, None):
+            lines[f"{earlier.path}: not counted, as {stored.path} has the same checkpoint, protocol and seed"] = None
+        newest[key] = stored
+    kept = {stored.path: stored for stored in newest.values()}
+    return [kept[stored.path] for stored in results if stored.path in kept], list(lines)
 
 
 def write_cache(path: Path, content: bytes) -> None:

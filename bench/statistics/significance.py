@@ -11,6 +11,7 @@ from dataclasses import asdict
 from itertools import chain
 from math import isfinite
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -81,21 +82,27 @@ def paired_tests(out: Path) -> PairedTestCache:
     return PairedTestCache(out / "cache" / "paired-tests.json")
 
 
+class Ties(NamedTuple):
+    """The outcome of the paired tests of a column."""
+
+    level: frozenset[Key]  # the best checkpoint and all that it is not significantly better than
+    tested: frozenset[Key]  # the best checkpoint and all that were compared with it
+
+
 def ties_with_best(
     columns: Mapping[Column, Mapping[Key, float]],
     best: Mapping[Column, float],
     results: Iterable[StoredResult],
     cache: PairedTestCache,
-) -> dict[Column, frozenset[Key]]:
-    """Column -> the best checkpoint and all that do not differ significantly from it.
+) -> dict[Column, Ties]:
+    """Column -> the checkpoints that its best was compared with, and is not significantly better than.
 
-    Columns without any possible paired test are omitted, such as metrics that have no values for images; a checkpoint
-    without one counts as different. To save memory, only the arrays of the leaders of one group and of one other
-    checkpoint are loaded at a time.
+    Columns without any possible paired test are omitted, such as metrics that have no values for images. To save
+    memory, only the arrays of the leaders of one group and of one other checkpoint are loaded at a time.
 
     columns: column -> checkpoint -> its number. best: column -> the best number, for columns that have one.
     """
-    ties: dict[Column, frozenset[Key]] = {}
+    ties: dict[Column, Ties] = {}
     by_group: dict[str, dict[Key, list[StoredResult]]] = defaultdict(lambda: defaultdict(list))
     for stored in results:
         by_group[stored.result.group][stored.result.checkpoint.key].append(stored)
@@ -119,8 +126,9 @@ def ties_with_best(
             p = p_values[column]
             if p or len(numbers) == 1:
                 corrected = dict(zip(p, holm(list(p.values())), strict=True))
-                level = {key for key, corrected_p in corrected.items() if corrected_p > LEVEL}
-                ties[column] = frozenset(key for key in numbers if numbers[key] == best[column] or key in level)
+                first = {key for key in numbers if numbers[key] == best[column]}
+                level = first | {key for key, corrected_p in corrected.items() if corrected_p > LEVEL}
+                ties[column] = Ties(frozenset(level), frozenset(first | p.keys()))
     return ties
 
 

@@ -7,6 +7,7 @@ from made_results import made_leaderboard, made_result
 
 from bench.reports.contents import contents
 from bench.results.record import CheckpointUsed, MetricRecord, Result
+from bench.statistics.significance import Ties
 
 
 def result(checkpoint: CheckpointUsed, top1: float, **fields) -> Result:
@@ -19,7 +20,10 @@ def result(checkpoint: CheckpointUsed, top1: float, **fields) -> Result:
 
 
 def report_of(results, ties=None):
-    return contents(replace(made_leaderboard(results), ties=ties or {}))
+    """ties: column -> those that share its first place, of all that were tested."""
+    board = made_leaderboard(results)
+    everyone = frozenset(used.key for used in board.rows)
+    return contents(replace(board, ties={column: Ties(level, everyone) for column, level in (ties or {}).items()}))
 
 
 def shown(table) -> list[tuple[str, str, str, bool]]:

@@ -122,7 +122,6 @@ def test_three_checkpoints_are_three_pairs_under_one_correction(compare, tmp_pat
         ({"settings": {"k": [5]}}, "knn@dino: | knn.k 20 against 5"),
         ({"protocol": replace(KNN, version=2)}, "knn@dino: | version 1 against 2"),
         ({"seed": 3}, "knn@dino: | seed | 0 against 3"),
-        ({"data": replace(DIGITS, fingerprints={"train": "aa", "val": "cc"})}, "knn@dino: | val images bb against cc"),
         ({"protocol": replace(KNN, name="knn@moca")}, "knn@moca: | no result of a"),
         ({"status": "failed", "metrics": {}}, "knn@dino: | no result of b"),
         ({"values": np.ones(7, np.float32)}, "top1: | 400 images against 7"),

@@ -10,6 +10,7 @@ from made_results import made_metrics, made_result, save_result
 from bench.reports import leaderboard
 from bench.reports.leaderboard import leaderboard_of, text_table, to_csv, to_markdown, to_terminal, write_leaderboard
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, TrainingCost
+from bench.statistics.significance import Ties
 
 A = CheckpointUsed(name="alpha", digest="a" * 64, method="dino", architecture="vit_small", parameters=21665664)
 B = CheckpointUsed(name="beta", digest="b" * 64, method="mae", architecture="vit_base", parameters=85798656)
@@ -133,8 +134,8 @@ def test_the_best_network_and_those_tied_with_it_are_bold_and_share_a_rank():
         (WARNING, "| alpha |  | 90.00 ? | 10.0 |", "| beta | 1 | **80.00** | 20.0 |"),
     ):
         board = leaderboard_of([result(A, 90.0, facts=facts), *others])
-        tied = {("digits/knn@dino", "top1_k20"): frozenset(used.key for used in board.rows)}
-        text = to_markdown(replace(board, ties=tied))
+        everyone = frozenset(used.key for used in board.rows)
+        text = to_markdown(replace(board, ties={("digits/knn@dino", "top1_k20"): Ties(everyone, everyone)}))
         assert alpha in text and beta in text and "| raw (floor) |  | 95.00 | 5.00 |" in text
         assert "**" not in to_markdown(board)
     lower = leaderboard_of([result(A, 90.0), result(B, 80.0)])
@@ -148,7 +149,7 @@ def test_a_warning_about_several_checkpoints_is_one_caveat():
         result(A, seed=1, facts={"warnings": ["no class token", "unlike others"]}),
         result(replace(A, name="gamma", digest="c" * 64)),
     ]
-    assert leaderboard_of([*warned, *unlike]).caveats["digits/knn@dino"] == (
+    assert leaderboard_of([*warned, *unlike]).caveats["digits/knn@dino"][:2] == (
         f"{A.name} and {B.name}: no class token.",
         f"{A.name}: unlike others.",
     )
@@ -185,7 +186,7 @@ def test_an_empty_folder_is_an_empty_board(tmp_path):
 
 def test_warnings_of_a_task_are_caveats_of_its_table():
     board = leaderboard_of([result(A, facts=WARNING), result(B), result(B, seed=1)])
-    assert board.caveats["digits/knn@dino"] == (f"{A.name}: top1_k20: nothing was fitted.",)
+    assert board.caveats["digits/knn@dino"][0] == f"{A.name}: top1_k20: nothing was fitted."
     assert f"> {A.name}: top1_k20: nothing was fitted." in to_markdown(board)
     text = to_terminal(board, width=80)
     assert text.count("nothing was fitted") == 1 and text.count(" ?") == 1  # the number itself is marked

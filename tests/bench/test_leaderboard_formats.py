@@ -32,6 +32,7 @@ from bench.reports.contents import contents
 from bench.reports.leaderboard import FORMATS, Leaderboard, in_latex, to_terminal
 from bench.reports.page import page_of
 from bench.results.record import ProtocolUsed, TrainingCost
+from bench.statistics.significance import Ties
 from engine.printing import printable
 
 BOARDS = 24  # generated leaderboards, of which every format is checked
@@ -270,7 +271,7 @@ def test_latex_shows_deviations_and_ties_in_bold():
     a, b, c = (made_checkpoint(name, number) for number, name in enumerate("abc"))
     results = [made_result(a, made_metrics({"top1": value}), seed=seed) for seed, value in ((0, 90.0), (1, 92.0))]
     results += [made_result(b, made_metrics({"top1": 90.5})), made_result(c, made_metrics({"top1": -1.5}))]
-    ties = {("digits/knn@dino", "top1"): frozenset((a.key, b.key))}
+    ties = {("digits/knn@dino", "top1"): Ties(frozenset((a.key, b.key)), frozenset((a.key, b.key, c.key)))}
     text = content_of(replace(made_leaderboard(results), ties=ties), "latex").decode()
     for row in (r"a & \textbf{91.00} $\pm$ 1.00 \\", r"b & \textbf{90.50} \\", r"c & $-$1.50 \\"):
         assert row in text

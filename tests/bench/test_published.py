@@ -210,6 +210,16 @@ def test_published_rows_are_shown_beside_measured_ones_and_are_never_best():
     assert "moca-b (published)" in text and "moca-b is MOCA, ViT-B/16, 200 epochs of ImageNet-1k (moca:table5j" in text
 
 
+def test_published_numbers_have_the_direction_of_the_measured():
+    (value,) = {value.metric: value for value in MEASURED if value.metric == "rmse"}.values()
+    used = DataUsed(name="rooms", url="nyu:/data", images=SETS[value.data].images, classes=SETS[value.data].classes)
+    metrics = made_metrics({"rmse": 0.298}, unit="m", higher_is_better=False)
+    one = made_result(USED, metrics, protocol=ProtocolUsed(name=value.protocol, version=1), data=used)
+    board = with_published(made_leaderboard([one]))
+    cells = [row[one.group, "rmse"] for row in board.rows.values()]
+    assert len(cells) > 1 and {cell.higher_is_better for cell in cells} == {False}
+
+
 @pytest.mark.parametrize(
     "others",
     [
