@@ -8,7 +8,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from engine.extensions import extensions, load_extension, load_extensions
-from engine.files import digest, open_regular
+from engine.files import digest, open_regular, sha256_of_file
 from engine.printing import did_you_mean
 from engine.tasks import Split
 from imagesets.decoding import UnreadableImage, count_pages, decode_rgb, open_header, read_bytes, stored_size
@@ -122,15 +122,16 @@ def content_digest(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
-def contents_digest(changed: np.ndarray, head: Callable[[int], bytes]) -> str:
+def contents_digest(changed: np.ndarray, head: Callable[[int], bytes], annotations: Iterable[str] = ()) -> str:
     """Text `SAMPLE-TIMES-ALL` of three digests, to tell sets with the same fingerprint apart (see `contents_differ`).
 
     SAMPLE covers the first bytes of SAMPLED_IMAGES images, TIMES the times and inodes of their files, ALL those of all
-    files.
+    files. A fourth digest, of files that are read as a whole, follows if there are any.
 
     Args:
         changed: (N, 2) int64, modification time (ns) and inode of each image's file.
         head: Returns the first bytes of the image at an index.
+        annotations: Paths of these files, whose bytes are annotations of the images.
     """
     sample = evenly_spaced(len(changed), min(SAMPLED_IMAGES, len(changed)))
     bytes_hash = hashlib.sha256()
@@ -141,29 +142,36 @@ def contents_digest(changed: np.ndarray, head: Callable[[int], bytes]) -> str:
             bytes_hash.update(b"unreadable")
     times_hash = hashlib.sha256(np.ascontiguousarray(changed[sample]).tobytes())
     all_hash = hashlib.sha256(np.ascontiguousarray(changed).tobytes())
-    return "-".join(part.hexdigest()[:16] for part in (bytes_hash, times_hash, all_hash))
+    digests = [part.hexdigest() for part in (bytes_hash, times_hash, all_hash)]
+    whole = [sha256_of_file(path) for path in annotations]
+    return "-".join(part[:16] for part in [*digests, *([digest(whole)] if whole else [])])
 
 
 def contents_differ(first: str, second: str) -> bool:
     """Whether the `contents` of two sets with the same fingerprint prove that their images differ.
 
-    They do if the sampled bytes differ, or if the sampled files have the same times and inodes but others do not: then
-    some images were overwritten. If the times of all files differ, the files were copied. "" means unknown.
+    They do if the sampled bytes or those of annotations differ, or if the sampled files have the same times and inodes
+    but others do not: then some images were overwritten. If the times of all files differ, the files were copied. ""
+    means unknown, and so do annotations that one of the two, of an earlier version, lacks.
     """
     if not first or not second:
         return False
-    first_bytes, first_times, first_all = first.split("-")
-    second_bytes, second_times, second_all = second.split("-")
+    first_bytes, first_times, first_all, *first_annotations = first.split("-")
+    second_bytes, second_times, second_all, *second_annotations = second.split("-")
+    if first_annotations and second_annotations and first_annotations != second_annotations:
+        return True
     return first_bytes != second_bytes or (first_times == second_times and first_all != second_all)
 
 
-def cache_folder(parent: Path, key: Mapping[str, Any], sets: Sequence["ImageSet | Any"]) -> Path:
+def cache_folder(parent: Path, key: Mapping[str, Any], sets: Sequence["ImageSet | Any"], reread: bool = False) -> Path:
     """The folder below `parent` for results computed from image sets.
 
-    Its name is the digest of `key`, which holds the sets' fingerprints, and of their sampled bytes, if they have any.
+    Its name is the digest of `key`, which holds the sets' fingerprints, and of those bytes that `contents` covers, if
+    there are any. reread: also of the files' times, so that nothing computed from overwritten files is used.
     """
-    samples = [image_set.contents.partition("-")[0] for image_set in sets]
-    return parent / digest({**key, "contents": samples} if any(samples) else key)[:32]
+    parts = [image_set.contents.split("-") for image_set in sets]
+    covered = ["-".join(own if reread else [own[0], *own[3:]]) for own in parts]
+    return parent / digest({**key, "contents": covered} if any(covered) else key)[:32]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -44,6 +44,7 @@ from imagesets.walk import size_and_change
 
 TINY = "tiny-"
 TINY_VERSION = 1  # raise it when a tiny set's files would have other pixels under the same names
+TEXTS = (".json", ".xml", ".txt")  # endings of annotations that are read as a whole when a set is opened
 MAX_NAMED_CLASSES = 8  # classes without pixels that a warning names
 MAX_COUNTED_MASKS = 2000  # masks of a split in which a run counts the pixels of each class before it trains
 
@@ -143,7 +144,8 @@ class SceneSet:
     def contents(self) -> str:
         """Digests that tell sets with the same fingerprint apart, as ImageSet.contents."""
         files = self.listing.files
-        return contents_digest(self.file_stats[:, 1:], lambda index: read_head(self.root / files[index]))
+        texts = dict.fromkeys(str(self.root / name) for name in files if name.lower().endswith(TEXTS))
+        return contents_digest(self.file_stats[:, 1:], lambda index: read_head(self.root / files[index]), texts)
 
     @cached_property
     def unusable(self) -> dict[int, str]:

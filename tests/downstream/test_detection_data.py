@@ -21,6 +21,7 @@ from downstream.detection import trainable_scenes, uses_masks
 from downstream.detection_settings import DetectionSettings
 from downstream.layouts.coco import decode_run_lengths
 from downstream.models.operators import quiet_libraries
+from imagesets.sets import cache_folder, contents_differ
 
 with quiet_libraries():
     from mmdet.datasets import CocoDataset
@@ -431,6 +432,23 @@ def test_annotations_beside_images_are_read(coco, tmp_path):
     scenes = open_scenes(f"coco:{root}", "val", tmp_path)
     assert len(scenes) == COUNTS["val"] and not decode_scenes(scenes)[0] and not scenes.listing.has_outlines
     assert not any("2017" in note for note in scenes.notes)
+
+
+@pytest.mark.parametrize("layout", ["coco", "vocboxes", "spair", "yolo"])
+def test_annotations_corrected_in_place_are_other_contents(layout, tmp_path, monkeypatch):
+    """Of the same size, with the same times, and in none of the files whose bytes are sampled."""
+    monkeypatch.setattr("imagesets.sets.SAMPLED_IMAGES", 1)
+    root = tiny_folder(layout, tmp_path)
+    before = open_scenes(f"{layout}:{root}", "val", tmp_path)
+    folder = cache_folder(tmp_path, {}, [before])
+    for path in {root / name for name in before.listing.files if name.endswith((".json", ".xml", ".txt"))}:
+        status, text = path.stat(), path.read_bytes()
+        path.write_bytes(text.translate(bytes.maketrans(b"12", b"21")))
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    after = replace(before, url=before.url)  # whatever was computed from the files is computed again
+    assert contents_differ(before.contents, after.contents) and cache_folder(tmp_path, {}, [after]) != folder
+    earlier = after.contents.rpartition("-")[0]  # as recorded before annotations counted
+    assert not contents_differ(earlier, after.contents)
 
 
 def write_yolo(root: Path, images: str, labels: str, text: str = "1 0.5 0.5 0.25 0.5\n") -> None:
