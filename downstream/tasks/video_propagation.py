@@ -315,6 +315,9 @@ class VideoPropagation(FrozenTask):
 def read_truth(scenes: SceneSet, frames: list[int]) -> np.ndarray:
     """Object numbers (T, H, W) of a video, IGNORED for pixels that no score counts.
 
+    The N objects of the first frame are numbered from 1 to N, whatever the masks call them: DAVIS's evaluation would
+    count a number that is left out as an object that is always right. Objects that appear later are background.
+
     Raises:
         ValueError: a mask, which the message names, has another size than the first, or the first shows no object.
     """
@@ -322,7 +325,10 @@ def read_truth(scenes: SceneSet, frames: list[int]) -> np.ndarray:
     first = scene_mask(scenes, frames[0])
     size = (first.shape[0], first.shape[1])
     others = with_progress(frames[1:], "reading masks", "frames")
-    return np.stack([first, *(scene_mask(scenes, index, size) for index in others)])
+    numbers = np.setdiff1d(first, [0, IGNORED])
+    renumbered = np.zeros(IGNORED + 1, np.uint8)
+    renumbered[numbers], renumbered[IGNORED] = np.arange(1, len(numbers) + 1), IGNORED
+    return renumbered[np.stack([first, *(scene_mask(scenes, index, size) for index in others)])]
 
 
 def object_statistics(predicted: np.ndarray, truth: np.ndarray) -> np.ndarray:

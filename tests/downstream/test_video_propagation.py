@@ -43,6 +43,18 @@ def test_masks_stay_in_a_still_video(tmp_path):
     assert of_still.numbers["J_decay"] == pytest.approx(0, abs=5)
 
 
+def test_numbers_of_objects_may_have_gaps_and_appear_later(tmp_path):
+    davis = tiny_folder("davis", tmp_path)
+    before = run_task(tmp_path / "before", f"davis:{davis}")
+    for path in (davis / "Annotations/480p").rglob("*.png"):
+        values = np.array([0, 4, 9], np.uint8)[np.array(Image.open(path))]
+        if path.stem != "00000":
+            values[0, values[0] == 0] = 5  # an object that the first frame does not show
+        Image.fromarray(values).save(path)
+    after = run_task(tmp_path / "after", f"davis:{davis}")
+    assert np.array_equal(after.arrays["objects"], before.arrays["objects"])
+
+
 def test_bad_videos_are_named_or_skipped(tmp_path):
     davis = tiny_folder("davis", tmp_path)
     empty, small = (davis / f"Annotations/480p/val{number}/00000.png" for number in (0, 1))
