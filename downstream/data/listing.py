@@ -304,7 +304,7 @@ class Instances(SceneFiles):
         )
 
     def check_with(self, val: SceneFiles) -> None:
-        """Raise ValueError if the splits have different categories, or no image of a split has an object."""
+        """Raise ValueError if the splits have different categories, or a split has nothing to learn or to score."""
         assert isinstance(val, Instances)
         if dict(self.categories) != dict(val.categories):
             number, name = min(self.categories.items() ^ val.categories.items())
@@ -312,9 +312,11 @@ class Instances(SceneFiles):
                 f"{self.annotations} and {val.annotations} name other categories; number {number}, {name}, is not the "
                 "same in both"
             )
-        for split, listing, usable in (("train", self, len(self.trainable)), ("val", val, any(val.objects))):
-            if not usable:
-                raise ValueError(f"no image of {split} has an object, according to {listing.annotations}")
+        for split, listing, images in (("train", self, self.trainable), ("val", val, range(len(val.objects)))):
+            if all(entry["iscrowd"] for index in images for entry in listing.objects[index]):
+                small = f", nor images below {MIN_SIDE} px" if split == "train" else ""
+                text = f"no image of {split} has an object, according to {listing.annotations}"
+                raise ValueError(f"{text} (crowds and difficult objects do not count{small})")
 
     def check_size(self, index: int, height: int, width: int) -> None:
         """Raise ValueError if an image's height and width in pixels differ from those in its entry."""
