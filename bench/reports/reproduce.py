@@ -403,10 +403,16 @@ def measurement(value: PublishedValue, results: Sequence[StoredResult]) -> Measu
     matching = [stored.result for stored in results if _is_of(stored.result, value)]
     if not matching:
         return None
-    # The closest to the published measurement: on the published images, with the fewest variations, by name.
-    first = min(matching, key=lambda r: (not _on_published_images(r, value), len(r.variant), r.group))
+
+    def distance(result: Result) -> tuple[object, ...]:
+        """Sort key: of the published weights, on the published images and with the fewest variations first."""
+        differs = bool(_difference_of_weights(result, value)), not _on_published_images(result, value)
+        return *differs, len(result.variant), result.group, result.checkpoint.digest
+
+    first = min(matching, key=distance)
+    own = [result for result in matching if result.checkpoint.key == first.checkpoint.key]
     column = first.group, value.metric or next(iter(first.metrics))
-    cell = next(cells[column] for cells in leaderboard_of(matching).rows.values() if column in cells)
+    cell = next(cells[column] for cells in leaderboard_of(own).rows.values() if column in cells)
     return Measurement(number=cell.mean, unit=cell.unit, interval=cell.interval, remarks=_remarks(first, value))
 
 
@@ -432,8 +438,9 @@ def _is_of(result: Result, value: PublishedValue) -> bool:
 def _remarks(result: Result, value: PublishedValue) -> tuple[str, ...]:
     """Known differences of a result from the published measurement."""
     remarks = [f"computed in {result.precision}"] if result.precision != "float32" else []
-    difference = other_weights(value, result.checkpoint.method, result.checkpoint.architecture)
+    difference = _difference_of_weights(result, value)
     remarks += [f"the weights are {difference}"] if difference else []
+    remarks += [f"images of {result.chosen_size} px (--image-size)"] if result.chosen_size else []
     remarks += [f"images by the {result.decode} decoder"] if result.decode != "exact" else []
     remarks += [f"{result.skipped} images left out"] if result.skipped else []
     if not _on_published_images(result, value):
@@ -445,6 +452,11 @@ def _remarks(result: Result, value: PublishedValue) -> tuple[str, ...]:
             else f"on other images: {measured}, {value.data} has {published}"
         )
     return tuple(remarks)
+
+
+def _difference_of_weights(result: Result, value: PublishedValue) -> str:
+    """How a network is obviously not the published one; "" if it may be."""
+    return other_weights(value, result.checkpoint.method, result.checkpoint.architecture)
 
 
 def _counts(images: Mapping[str, int]) -> str:

@@ -97,7 +97,13 @@ def test_a_published_number_is_shown_beside_the_measured_one(bench, exports, tmp
 
 
 @pytest.mark.parametrize(
-    "others", [dict(name="imagenet", images={"train": 64, "val": 32}), dict(name="in1k", precision="bfloat16")]
+    "others",
+    [
+        dict(name="imagenet", images={"train": 64, "val": 32}),
+        dict(name="in1k", precision="bfloat16"),
+        dict(name="imagenet-of-2012", digest="c" * 64, method="mae"),
+        dict(name="imagenet-of-2012", image_size=98),
+    ],
 )
 def test_the_result_most_similar_to_the_published_one_is_used(tmp_path, others):
     """Whatever the names of image sets and the order of files."""
@@ -107,13 +113,17 @@ def test_the_result_most_similar_to_the_published_one_is_used(tmp_path, others):
     for results in ([similar, different], [different, similar]):
         stored = [StoredResult(path=tmp_path, result=result) for result in results]
         assert measurement(value, stored).number == 70.0
+        alone = measurement(value, [StoredResult(path=tmp_path, result=different)])
+        assert alone.number == 60.0 and alone.remarks
 
 
-def result_of(value, number: float, *, name: str, images=SETS["imagenet"].images, precision="float32") -> Result:
-    used = CheckpointUsed(name=value.checkpoint, digest="d" * 64, method="moca")
+def result_of(
+    value, number: float, *, name: str, images=SETS["imagenet"].images, digest="d" * 64, method="moca", **fields
+) -> Result:
+    used = CheckpointUsed(name=value.checkpoint, digest=digest, method=method, image_size=224)
     data = DataUsed(name=name, url="imagenet:/data", images=images)
     protocol = ProtocolUsed(name=value.protocol, version=1)
-    return made_result(used, made_metrics({value.metric: number}), protocol=protocol, data=data, precision=precision)
+    return made_result(used, made_metrics({value.metric: number}), protocol=protocol, data=data, **fields)
 
 
 def test_all_commands_of_a_script_parse(tmp_path):
