@@ -89,11 +89,12 @@ def time_text(hours: float) -> str:
 
 
 def decimals(value: float, unit: str) -> int:
-    """Decimal places of a number: of a percentage 2, or 4 below 1 %; otherwise enough for three digits."""
+    """Decimal places of a number: of a percentage 2, or 4 below 1 % and where 2 would make it 100; otherwise enough for
+    three digits."""
     if value == 0:
         return 2
     if unit == "%":
-        return 2 if abs(value) >= 1 else 4
+        return 4 if abs(value) < 1 or 99.995 <= abs(value) < 100 else 2
     return max(0, 2 - floor(log10(abs(value))))
 
 
@@ -114,8 +115,11 @@ def suffix(unit: str) -> str:
 
 
 def interval_decimals(value: float, unit: str) -> int:
-    """Decimal places of the ends of the interval around a value: 1 for percentages and percentage points."""
-    return 1 if unit == "%" else decimals(value, unit)
+    """Decimal places of the ends of the interval around a value: 1 for percentages and percentage points, and 3 for
+    those that 1 would make 0 or 100."""
+    if unit == "%":
+        return 3 if 0 < abs(value) < 0.05 or 99.95 <= abs(value) < 100 else 1
+    return decimals(value, unit)
 
 
 def end_text(value: float, unit: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 from toy_packages import install
 from written import rows_of
 
-from bench.results.record import decimals, number_text, read_arrays, result_files
+from bench.results.record import decimals, number_text, number_with_interval, read_arrays, result_files
 from bench.run.outcomes import checked
 from checkpoints.export import ViTExport
 from engine.tasks import Metric, Outcome
@@ -161,6 +161,8 @@ def test_equality_of_metrics_compares_arrays():
     [
         (97.2, "%", "97.20"),
         (0.0312, "%", "0.0312"),
+        (99.998, "%", "99.9980"),
+        (100.0, "%", "100.00"),
         (0.0, "%", "0.00"),
         (0.002741, "s", "0.00274 s"),
         (12345.6, "MB", "12346 MB"),
@@ -171,3 +173,10 @@ def test_equality_of_metrics_compares_arrays():
 )
 def test_numbers_are_written_with_their_unit(value, unit, text):
     assert number_text(value, unit) == text and decimals(value, unit) == len(text.split()[0].partition(".")[2])
+
+
+def test_a_network_with_errors_is_not_shown_as_perfect():
+    """As 49,999 of 50,000 images."""
+    assert number_with_interval(99.998, "%", (99.9889, 99.99995)) == "99.9980 [99.989, 100.000]"
+    assert number_with_interval(0.004, "%", (0.0005, 0.0144)) == "0.0040 [0.001, 0.014]"
+    assert number_with_interval(100.0, "%", (99.9, 100.0)) == "100.00 [99.9, 100.0]"
