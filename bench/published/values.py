@@ -240,7 +240,7 @@ def published_in(
                 groups[name, result.protocol.name, changed_settings(result)].add(result.group)
     by_checkpoint: dict[str, dict[tuple[str, str], PublishedValue]] = defaultdict(dict)
     ambiguous = {}
-    for value in published_values():
+    for value in sorted(published_values(), key=_is_of_others):  # a network's own paper is preferred
         is_ablation = len(value.pretraining.split()) > 2
         if is_ablation and not compares_methods(value.table):
             continue
@@ -254,6 +254,11 @@ def published_in(
             elif value.metric in metrics[group]:
                 by_checkpoint[value.checkpoint].setdefault((group, value.metric), value)
     return by_checkpoint, ambiguous
+
+
+def _is_of_others(value: PublishedValue) -> bool:
+    """Whether a number is from another paper than that of its network: `moca:table10` of `mae-l`."""
+    return value.table.partition(":")[0].replace("-", "") != value.checkpoint.partition("-")[0]
 
 
 def published_lines(results: Iterable[Result], columns: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:

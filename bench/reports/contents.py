@@ -496,6 +496,8 @@ def headline(report: ReportContents) -> str:
             "One training each" if once == len(report.trainings) else f"{counted(once, 'network')} with one training"
         )
         text += f" {share}: seeds can change the order."
+    if any(count > 1 for count in report.trainings.values()):
+        text += " Tests are over images, of means over trainings: they leave out how much trainings vary."
     return text
 
 

@@ -210,6 +210,14 @@ def test_published_rows_are_shown_beside_measured_ones_and_are_never_best():
     assert "moca-b (published)" in text and "moca-b is MOCA, ViT-B/16, 200 epochs of ImageNet-1k (moca:table5j" in text
 
 
+def test_a_network_has_the_number_of_its_own_paper():
+    """MoCa's table 10 gives MAE's ViT-L 75.1, MAE's own code 76.0."""
+    protocol = ProtocolUsed(name="linear_lars@mae_L_paper", version=2)
+    board = with_published(made_leaderboard([measured(70.0, "top1", protocol=protocol)]))
+    (cells,) = [cells for used, cells in board.rows.items() if used.name == "mae-l"]
+    assert [cell.mean for cell in cells.values()] == [76.0]
+
+
 def test_published_numbers_have_the_direction_of_the_measured():
     (value,) = {value.metric: value for value in MEASURED if value.metric == "rmse"}.values()
     used = DataUsed(name="rooms", url="nyu:/data", images=SETS[value.data].images, classes=SETS[value.data].classes)
