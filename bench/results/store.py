@@ -7,7 +7,7 @@ omits are added by the next command.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -127,37 +127,47 @@ def regrouped(results: Sequence[StoredResult]) -> tuple[list[StoredResult], list
     each such set and each result left out. Results of earlier versions, which did not record a size, get that of the
     checkpoint's positions where a later result is at that of its published evaluation.
     """
+    results, lines = _apart_by_images(_with_sizes(results))
+    newest: dict[tuple[object, ...], StoredResult] = {}
+    for stored in sorted(results, key=lambda stored: stored.result.date):
+        result = stored.result
+        key = (result.checkpoint.key, result.group, result.seed, result.status)
+        if earlier := newest.pop(key, None):
+            lines.append(f"{earlier.path}: not counted, as {stored.path} has the same checkpoint, protocol and seed")
+        newest[key] = stored
+    kept = {stored.path for stored in newest.values()}
+    return [stored for stored in results if stored.path in kept], lines
+
+
+def _with_sizes(results: Sequence[StoredResult]) -> Iterator[StoredResult]:
     sized = {
         (stored.result.checkpoint.key, stored.result.group): stored.result.checkpoint
         for stored in results
         if stored.result.image_size and stored.result.checkpoint.table_size
     }
-    newest_data: dict[str, DataUsed] = {}
-    by_date = sorted(results, key=lambda stored: stored.result.date)
-    for stored in by_date:
+    for stored in results:
+        used = sized.get((stored.result.checkpoint.key, stored.result.group))
+        if used and stored.result.image_size is None:
+            stored = replace(stored, result=replace(stored.result, checkpoint=used, image_size=used.table_size))
+        yield stored
+
+
+def _apart_by_images(results: Iterable[StoredResult]) -> tuple[list[StoredResult], list[str]]:
+    results = list(results)
+    newest: dict[str, DataUsed] = {}
+    for stored in sorted(results, key=lambda stored: stored.result.date):
         data = stored.result.data
         if stored.result.status == "ok":
-            newest_data[data.name] = data.joined(newest_data.get(data.name, data))
-    newest: dict[tuple[object, ...], StoredResult] = {}
+            newest[data.name] = data.joined(newest.get(data.name, data))
     lines: dict[str, None] = {}
-    for stored in by_date:
-        result, data = stored.result, stored.result.data
-        used = sized.get((result.checkpoint.key, result.group))
-        if used and result.image_size is None:
-            result = replace(result, checkpoint=used, image_size=used.table_size)
-        if data.name in newest_data and (changed := newest_data[data.name].differ_from(data)):
+    for index, stored in enumerate(results):
+        data = stored.result.data
+        if data.name in newest and (changed := newest[data.name].differ_from(data)):
             name = f"{data.name}-{digest({**data.fingerprints, **data.reads, **data.contents})[:8]}"
-            result = replace(result, data=replace(data, name=name))
+            results[index] = replace(stored, result=replace(stored.result, data=replace(data, name=name)))
             problem = f"{' and '.join(changed)} changed between results"
             lines[f"{data.name}: {problem}; some of those from before are listed as {name}"] = None
-        if result is not stored.result:
-            stored = replace(stored, result=result)
-        key = (result.checkpoint.key, result.group, result.seed, result.status)
-        if earlier := newest.pop(key, None):
-            lines[f"{earlier.path}: not counted, as {stored.path} has the same checkpoint, protocol and seed"] = None
-        newest[key] = stored
-    kept = {stored.path: stored for stored in newest.values()}
-    return [kept[stored.path] for stored in results if stored.path in kept], list(lines)
+    return results, list(lines)
 
 
 def write_cache(path: Path, content: bytes) -> None:
