@@ -5,6 +5,7 @@ encoder's spec alike, by the bare field name.
 """
 
 import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, Literal
@@ -27,6 +28,20 @@ Rule = Literal["linear", "root"]
 # The choices of `--set schedule=NAME`; a recipe may use any other schedule.
 _KINDS = (WarmupCosine, TableCosine, Multistep, CosineTo, Constant)
 SCHEDULES = {"alternatives": {kind.__name__: kind for kind in _KINDS}}
+# Settings of methods in epochs. These must be below the training's epochs -> what else would never happen.
+BEGINNINGS = {
+    "freeze_prototypes": "the prototypes would never be trained",
+    "mask_start": "no patch would ever be hidden",
+    "momentum_warmup": "the teacher, which is exported, would keep much of its initial weights",
+    "gram_start": "Gram anchoring would never begin",
+}
+# A training may end before these are over -> what then does not reach its final value.
+RISES = {
+    "teacher_warmup": "the teacher's temperature",
+    "end_epoch": "eps and compression_weight",
+    "gram_rise": "the weight of Gram anchoring",
+}
+SWITCHES = {"gram_start": "gram_weight", "gram_rise": "gram_weight"}  # settings that switch others off with 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,18 +79,29 @@ class Recipe(Validated):
                 f"an encoder with {self.spec.class_tokens} class tokens cannot be trained, as methods read the first "
                 "alone: choose a network with one"
             )
+        if late := [f"{name}={value} with epochs={self.epochs}: {result}" for name, value, result in self._late()]:
+            raise ValueError(f"{'; '.join(late)}; give values below epochs")
+
+    def _late(self) -> Iterator[tuple[str, Any, str]]:
+        """Name, value and consequence of each setting in epochs whose time never comes."""
         warmup = getattr(self.schedule, "warmup", 0)
         if warmup >= self.epochs:
-            raise ValueError(
-                f"schedule.warmup={warmup} with epochs={self.epochs}: nothing is left after the warm-up; lower "
-                "schedule.warmup below epochs"
-            )
+            yield "schedule.warmup", warmup, "nothing is left after the warm-up"
         milestones = getattr(self.schedule, "milestones", ())
         if late := [milestone for milestone in milestones if milestone >= self.epochs]:
-            raise ValueError(
-                f"schedule.milestones={milestones} with epochs={self.epochs}: nothing is left after {late[0]:g}; give "
-                "milestones below epochs, or another schedule"
-            )
+            yield "schedule.milestones", milestones, f"nothing is left after {late[0]:g}"
+        for name, epochs in epochs_in(dataclasses.asdict(self.settings), BEGINNINGS).items():
+            if epochs >= self.epochs:
+                yield name, epochs, BEGINNINGS[name]
+
+    def notes(self) -> Iterator[str]:
+        """Lines for the user about settings that a training of so few epochs cannot follow to their end."""
+        for name, epochs in epochs_in(dataclasses.asdict(self.settings), RISES).items():
+            if epochs > self.epochs:
+                yield (
+                    f"{name}={epochs} is longer than the training of {self.epochs} epochs, in which {RISES[name]} does "
+                    f"not reach its final value; for that, lower {name}"
+                )
 
     @property
     def peak(self) -> float:
@@ -98,6 +124,12 @@ class Recipe(Validated):
     def defaults(self) -> dict[str, Any]:
         """Plain defaults of the recipe's own fields and of the method's settings, structured as in `to_json`."""
         return {**_plain_defaults(self), "settings": _plain_defaults(self.settings)}
+
+
+def epochs_in(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
+    """Name -> value of the settings in epochs among `names` that a method has and uses. settings: the method's."""
+    used = {name: settings[name] for name in names if settings.get(SWITCHES.get(name, name)) and name in settings}
+    return {name: value for name, value in used.items() if isinstance(value, int | float)}
 
 
 def _plain_defaults(settings: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from engine.errors import UserError
 from engine.printing import in_words
 from engine.settings import changed, replaced, setting_text, setting_value, types_of
 from pretrain.loop.initial_weights import SIZES, InitialWeights
-from pretrain.recipe import Recipe
+from pretrain.recipe import BEGINNINGS, RISES, Recipe, epochs_in
 
 SLOWER = 10  # divisor of the learning rate, of the epochs on ImageNet-1k, and of the epochs for those of the warm-up
 IMAGENET = 1_281_167  # training images
@@ -31,7 +31,6 @@ EPOCHS = 100  # the most, for a small set
 UPDATES = 4  # the least of an epoch, for which the batch is lowered
 MANY = 10**9  # epochs, more than any warm-up
 FROZEN_FROM = 10  # epochs from which on the encoder is frozen in the first one, while new heads are random
-EPOCH_SETTINGS = ("freeze_prototypes", "teacher_warmup", "momentum_warmup", "mask_start", "end_epoch")  # of methods
 CHUNKS = ("koleo_images", "covariance_images")  # images that a loss takes together, which divide a batch; 0: all
 # Sides of crops, in whole patches -> the setting that switches these crops off with 0.
 CROPS = {"local_size": "local_crops", "focal_size": "focal_views", "gram_size": "gram_weight"}
@@ -122,9 +121,8 @@ def continued(values: Values, published: Recipe, images: int | None, kept: Colle
     choose("schedule.warmup", values["epochs"] / SLOWER)
     share = values["epochs"] / published.epochs  # of the recipe's epochs
     choose("schedule.milestones", tuple(share * time for time in getattr(published.schedule, "milestones", ())))
-    for path in [f"settings.{name}" for name in EPOCH_SETTINGS if hasattr(published.settings, name)]:
-        time = share * values[path]
-        choose(path, round(time) if isinstance(values[path], int) else time)
+    for name, time in epochs_in(of_method(values), (*BEGINNINGS, *RISES)).items():
+        choose(f"settings.{name}", round(share * time) if isinstance(time, int) else share * time)
     scale = values["spec.image_size"] / published.spec.side
     for path in [f"settings.{name}" for name in CROPS if hasattr(published.settings, name)]:
         choose(path, round(scale * values[path]))
@@ -153,7 +151,16 @@ def fitting_values(values: Values, patch: int, images: int | None) -> Values:
     milestones = values.get("schedule.milestones", ())
     if milestones and max(milestones) >= values["epochs"]:
         fitting["schedule.milestones"] = tuple(time for time in milestones if time < values["epochs"])
+    late = {name: time for name, time in epochs_in(of_method(values), BEGINNINGS).items() if time >= values["epochs"]}
+    for name, time in late.items():
+        share = values["epochs"] / SLOWER
+        fitting[f"settings.{name}"] = int(share) if isinstance(time, int) else share
     return fitting
+
+
+def of_method(values: Values) -> Values:
+    """The settings of the method among a recipe's values, by name."""
+    return {path.removeprefix("settings."): value for path, value in values.items() if path.startswith("settings.")}
 
 
 def small_batch(images: int) -> int:

@@ -338,6 +338,7 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
         f"  forward   micro-batches of {plan.micro_batch_size} images; {plan.micro_batches} x {trainer.world.size} of "
         f"these (micro-batches x processes) make an update; {run.precision} on {run.device}"
     )
+    yield from (f"  note      {note}" for note in recipe.notes())
     if isinstance(run.monitor, OnlineKnn):
         knn = run.monitor
         part = f"{knn.fraction:g} of " if knn.fraction < 1 else ""

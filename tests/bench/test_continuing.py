@@ -54,8 +54,12 @@ def test_the_rules_of_continued_training():
     assert recipe_for("dino", None, (), dinov2s, 100, str).recipe.spec == vit_s14
     ours = ("epochs=5", "batch_size=32", "image_size=112", "lr=1e-3")
     assert numbers(chosen("dino", vit_s14, *ours).recipe, *names) == [5, 32, 1e-3, 0.5, 1e-7, 42, 112]
-    dinov2 = chosen("dinov2", replace(vit_s14, width=1024, depth=24, heads=16), images=200).recipe
+    dinov2_spec = replace(vit_s14, width=1024, depth=24, heads=16)
+    dinov2 = chosen("dinov2", dinov2_spec, images=200).recipe
     assert numbers(dinov2, "koleo_images", "teacher_warmup", "freeze_prototypes") == [0, 30, 1]
+    assert numbers(chosen("dino", vit_s14, "freeze_prototypes=7").recipe, "freeze_prototypes") == [7]
+    anchored = chosen("dinov2", dinov2_spec, "gram_weight=2", "gram_rise=20", "epochs=20").recipe
+    assert numbers(anchored, "gram_start", "gram_rise", "teacher_warmup") == [0, 20, 6]
     simmim = chosen("simmim", load_extension("methods", "simmim").RECIPES["vit_b"].spec, "epochs=80").recipe
     assert numbers(simmim, "milestones") == [(70,)]
 
@@ -66,6 +70,9 @@ def test_everything_that_does_not_fit_is_refused_at_once():
         chosen("dino", spec, "epochs=5", "batch_size=128", "registers=4", recipe="vit_s", images=97)
     corrected = str({"patch_size": 14, "registers": 0, "local_size": 98, "batch": 16, "schedule.warmup": 0.5})
     assert refusal.value.argument == "init" and refusal.value.text.endswith(corrected)
+    with pytest.raises(UserError) as refusal:
+        chosen("dino", VIT_S, "epochs=5", "schedule.warmup=1", "freeze_prototypes=7", "batch_size=16", recipe="vit_s")
+    assert refusal.value.text.endswith(str({"freeze_prototypes": 0}))
     with pytest.raises(UserError) as refusal:
         chosen("dino", spec, "local_size=96", "image_size=100")
     assert refusal.value.text.endswith(str({"image_size": 98, "local_size": 98}))

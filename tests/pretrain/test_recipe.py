@@ -6,7 +6,7 @@ import pytest
 from refusals import refusal
 
 from engine.settings import PositiveInt, Validated
-from pretrain.methods import dino, mae, simmim
+from pretrain.methods import capi, dino, dinov2, ibot, mae, simdinov2, simmim
 from pretrain.schedules import CosineTo, CountedCosine, Multistep, WarmupCosine
 
 INFINITE = [float("nan"), float("inf")]
@@ -63,6 +63,43 @@ def test_milestones_after_the_end_of_the_training_are_refused():
         message = rf"^schedule.milestones=\(700,\) with epochs={epochs}: nothing is left after 700; give "
         with pytest.raises(ValueError, match=message):
             replace(recipe, epochs=epochs)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "changes"),
+    [
+        (dino, "vit_b", {"freeze_prototypes": 3}),
+        (ibot, "vit_s", {"mask_start": 5}),
+        (capi, "vit_l14", {"momentum_warmup": 641}),
+        (dinov2, "vit_l", {"gram_start": 3, "gram_weight": 1.0}),
+    ],
+)
+def test_what_a_short_training_would_never_begin_is_refused(method, name, changes):
+    """A run with --set epochs=2 keeps the settings of hundreds of epochs."""
+    recipe = method.RECIPES[name]
+    recipe = replace(recipe, schedule=replace(recipe.schedule, warmup=0), settings=replace(recipe.settings, **changes))
+    setting, value = next(iter(changes.items()))
+    assert replace(recipe, epochs=value + 1).epochs == value + 1
+    assert f"{setting}={value} with epochs={value}: " in refusal(replace, recipe, epochs=value)
+
+
+def test_all_settings_that_are_too_long_are_named_at_once():
+    message = refusal(replace, dino.RECIPES["vit_b"], epochs=2)
+    assert "schedule.warmup=10 with epochs=2" in message and "freeze_prototypes=3 with epochs=2" in message
+
+
+def test_gram_anchoring_that_is_off_begins_at_any_time():
+    recipe = dinov2.RECIPES["smoke"]
+    assert replace(recipe, settings=replace(recipe.settings, gram_start=9)).settings.gram_start == 9
+
+
+def test_a_rise_longer_than_the_training_is_noted():
+    recipe = dino.RECIPES["vit_b"]
+    assert not [*recipe.notes()]
+    (note,) = replace(recipe, epochs=20).notes()
+    assert "teacher_warmup=50" in note and "20 epochs" in note
+    (note,) = replace(simdinov2.RECIPES["smoke"], settings=simdinov2.Settings(end_epoch=9)).notes()
+    assert "end_epoch=9" in note
 
 
 class Undecorated(Validated):
