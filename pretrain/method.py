@@ -65,7 +65,8 @@ class Method(nn.Module):
     preparation = Preparation()  # how evaluation prepares images for the exported encoder
     sync_batch_norm = False  # whether the source synchronises batch norms over all processes
     # Whether an image's loss depends on the other images of its forward pass (batch norms, negatives, a codebook). If
-    # so, gradient accumulation changes the numbers, and so do several processes that do not communicate.
+    # so, gradient accumulation changes the numbers, and so do several processes that do not communicate. The run then
+    # records its images in a forward pass, and resumes with as many.
     batch_statistics = False
     # Whether `forward` gets the images' labels as views["label"] (B,) int64, in [0, classes) by the setting `classes`.
     # If so, images without labels, or with another number of classes, are refused.

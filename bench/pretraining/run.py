@@ -338,6 +338,11 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
         f"  forward   micro-batches of {plan.micro_batch_size} images; {plan.micro_batches} x {trainer.world.size} of "
         f"these (micro-batches x processes) make an update; {run.precision} on {run.device}"
     )
+    if method.batch_statistics and plan.micro_batches > 1:
+        yield (
+            f"  note      the loss depends on the other images of a forward pass, here {trainer.forward_images} of a "
+            f"batch of {plan.batch}: another {option('micro_batch')} changes the results"
+        )
     yield from (f"  note      {note}" for note in recipe.notes())
     if isinstance(run.monitor, OnlineKnn):
         knn = run.monitor

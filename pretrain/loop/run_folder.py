@@ -17,6 +17,7 @@ from engine.training.states import states
 
 # These may differ on resuming: the images may have moved, and a newer version may cite a source in other words.
 NOT_COMPARED = ("data.url", "settings.source")
+FORWARD_IMAGES = "forward_images"  # images of a forward pass, if the loss depends on them; earlier versions have none
 # Patterns of temporary files and folders that a killed process leaves behind (engine/files.py).
 TEMPORARY_RUN_JSON = f".{RUN}.*"
 LEFTOVERS = (TEMPORARY_RUN_JSON, ".log.jsonl.*", ".export.*", ".export-*.*", ".start.*", ".wandb-id.*")
@@ -78,11 +79,16 @@ def check_resume(folder: Path, requested: Mapping[str, Any], resume: bool, defau
         return False
     if isinstance(settings := recorded.get("settings"), dict):
         recorded["settings"] = _filled(settings, json.loads(json.dumps(defaults)))
+    if FORWARD_IMAGES in requested:
+        recorded.setdefault(FORWARD_IMAGES, requested[FORWARD_IMAGES])
     differences = json_differences(recorded, requested)
     if differences:
         rest = f"; and {len(differences) - MAX_DIFFERENCES} more" if len(differences) > MAX_DIFFERENCES else ""
         listed = "; ".join(differences[:MAX_DIFFERENCES])
-        raise ValueError(f"{folder} holds another run: {listed}{rest}; choose another {option('out')}")
+        advice = f"choose another {option('out')}"
+        if recorded.get(FORWARD_IMAGES) != requested.get(FORWARD_IMAGES):
+            advice = f"give {option('micro_batch')} as before, since the loss depends on it, or {advice}"
+        raise ValueError(f"{folder} holds another run: {listed}{rest}; {advice}")
     if not resume:
         raise ValueError(
             f"{folder} holds this run already; add {option('resume', True)} to continue it, or choose another "

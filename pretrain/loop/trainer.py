@@ -46,7 +46,7 @@ from pretrain.loop.images import (
 from pretrain.loop.initial_weights import InitialWeights
 from pretrain.loop.learning import Learning
 from pretrain.loop.records import Averages, Records, cost_of, devices_of, is_counted, peak_memory
-from pretrain.loop.run_folder import locked_run_folder
+from pretrain.loop.run_folder import FORWARD_IMAGES, locked_run_folder
 from pretrain.loop.updates import Precision, Updates
 from pretrain.method import Method, TrainProgress, check_chunks
 from pretrain.parts.batch_norm import synchronised
@@ -121,7 +121,7 @@ class Trainer:
                 f"{recipe.batch} in {world.size} x {self.plan.micro_batches} (processes x micro-batches) leaves "
                 f"{self.plan.micro_batch_size}; raise {option('micro_batch')} or batch, or change the setting"
             )
-        check_chunks(self.plan.micro_batch_size * world.size, method.chunks)
+        check_chunks(self.forward_images, method.chunks)
         self.updates = Updates(
             method,
             recipe,
@@ -142,6 +142,11 @@ class Trainer:
     @property
     def method(self) -> Method:
         return self.updates.method
+
+    @property
+    def forward_images(self) -> int:
+        """Images of a forward pass, of all processes together."""
+        return self.plan.micro_batch_size * self.world.size
 
     def progress(self, micro_batch: int = 0) -> TrainProgress:
         return TrainProgress(
@@ -239,9 +244,10 @@ class Trainer:
             views = self.views(micro_batches, averages)
             logs = self.count_work(lambda: self.updates.run(views, progress, requests), averages)
         except torch.OutOfMemoryError as error:
+            effect = ", which changes this method's loss, so not on resuming" if self.method.batch_statistics else ""
             raise ValueError(
                 f"out of memory in update {self.step} on {self.run.device}: lower {option('micro_batch')} "
-                f"(now {self.plan.micro_batch_size}); the recipe's batch stays {self.recipe.batch}"
+                f"(now {self.plan.micro_batch_size}){effect}; the recipe's batch stays {self.recipe.batch}"
             ) from error
         lr, decay = self.updates.rates(progress)
         newest_values = {"epoch": progress.time, "lr": lr, "weight_decay": decay}
@@ -347,6 +353,7 @@ class Trainer:
             **({"decode": self.run.decode} if self.run.decode != "exact" else {}),
             **({"shuffle_window": self.plan.window, "shards": shards_digest(self.images)} if self.plan.window else {}),
             **({"uses_labels": True} if self.method.needs_labels else {}),
+            **({FORWARD_IMAGES: self.forward_images} if self.method.batch_statistics else {}),
             **({"init": self.run.init.facts(self.method)} if self.run.init else {}),
         }
 

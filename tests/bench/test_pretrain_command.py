@@ -82,8 +82,15 @@ def test_a_dry_run_prints_the_whole_plan_and_writes_nothing(pretrain, tmp_path):
     assert "  images    64 of tiny:; synthetic shapes" in out
     assert "  updates   8: 2 epochs of 4, 16 images in each update; 0 images of each epoch are left out\n" in out
     assert "  forward   micro-batches of 4 images; 4 x 1 of these (micro-batches x processes) make an update" in out
-    assert f"  exports   {tmp_path / 'run/export'} (encoder)\n" in out
+    assert f"  exports   {tmp_path / 'run/export'} (encoder)\n" in out and "  note  " not in out
     assert out.endswith("nothing was trained or written (--dry-run)\n")
+
+
+def test_notes_name_settings_that_do_not_do_what_their_values_say(bench, tmp_path):
+    words = ("pretrain", "ibot", "--recipe", "smoke", "--images", "tiny:", "--out", tmp_path / "run", "--dry-run")
+    code, out, _ = bench(*words, "--micro-batch", "16", "--set", "head_norm=bn", "batch=64")
+    assert code == 0 and "  note      teacher_warmup=30 is longer than the training of 2 epochs" in out
+    assert "  note      the loss depends on the other images of a forward pass, here 16 of a batch of 64: " in out
 
 
 def test_a_folder_of_other_files_is_refused(refused_pretrain, tmp_path):

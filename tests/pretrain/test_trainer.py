@@ -1,5 +1,6 @@
 """The trainer's folder, signals, damaged states, full disks, and refusals of wrong settings."""
 
+import json
 import os
 import resource
 import shutil
@@ -199,15 +200,34 @@ def test_only_one_training_at_a_time_may_use_a_folder(tmp_path):
         os.killpg(process.pid, signal.SIGKILL)  # the loader processes, if they still run
 
 
-def test_out_of_memory_names_the_option_to_lower(tmp_path):
-    training = trainer("mae", tmp_path, micro_batch=4)
+@pytest.mark.parametrize(("name", "effect"), [("mae", ""), ("mocov3", ", which changes this method's loss, .*")])
+def test_out_of_memory_names_the_option_to_lower(name, effect, tmp_path):
+    training = trainer(name, tmp_path, micro_batch=4)
 
     def forward(views):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
 
     training.method.forward = forward
-    with pytest.raises(ValueError, match=r"^out of memory in update 0 on cpu: lower batch_size \(now 4\); .* stays 8$"):
+    message = rf"^out of memory in update 0 on cpu: lower batch_size \(now 4\){effect}; .* stays 8$"
+    with pytest.raises(ValueError, match=message):
         training.train()
+
+
+def test_images_of_a_forward_pass_are_recorded_if_the_loss_depends_on_them(tmp_path):
+    first = trainer("moca", tmp_path, monitor=lambda export, progress: first.stop() or {}, monitor_every=1)
+    assert first.train() == "stopped"
+    message = training_refusal("moca", tmp_path, resume=True, micro_batch=4)
+    assert f"forward_images is {BATCH}, asked for 4; give batch_size as before" in message
+    run_json = json.loads((tmp_path / "run.json").read_text())
+    assert run_json.pop("forward_images") == BATCH  # runs of an earlier version have none
+    (tmp_path / "run.json").write_text(json.dumps(run_json))
+    last = trainer("moca", tmp_path, resume=True)
+    assert last.train() == "finished" and last.first_export().facts["forward_images"] == BATCH
+
+
+def test_other_methods_resume_with_other_micro_batches(stopped_folder):
+    training = trainer("mae", stopped_folder, resume=True, micro_batch=4)
+    assert training.train() == "finished" and "forward_images" not in training.identity()
 
 
 def test_temporary_files_of_a_killed_training_are_removed(stopped_folder):
