@@ -27,6 +27,7 @@ from bench.pretraining.recipes import (
 )
 from bench.results.record import TrainingCost
 from checkpoints.export import ViTExport
+from checkpoints.import_options import ImportOptions
 from engine.distributed import World, start_world
 from engine.errors import UserError, in_one_line, option, spelled
 from engine.extensions import extension_of
@@ -267,7 +268,8 @@ def recipe_of(options: PretrainOptions, images: int | None = None) -> ChosenReci
     except UserError:
         raise
     except (ValueError, OSError) as error:
-        raise UserError("init", _without_prefix(options.init, error), options.init) from error
+        text = _without_prefix(options.init, error)
+        raise UserError("init", text + _hint_at_import(options.init, text), options.init) from error
     epochs, frozen = chosen.recipe.epochs, options.freeze_first_epochs
     if frozen is None:
         frozen = int(not options.recipe and epochs >= FROZEN_FROM)
@@ -280,6 +282,16 @@ def recipe_of(options: PretrainOptions, images: int | None = None) -> ChosenReci
 def _without_prefix(url: str, error: Exception) -> str:
     """The message of an error without the URL that it begins with."""
     return str(error).removeprefix(f"{url}: ")
+
+
+def _hint_at_import(reference: str, text: str) -> str:
+    """How to give an option of an import that a message advises, since a training has none of these; else ""."""
+    names = [option(name) for name in (field.name for field in fields(ImportOptions)) if option(name) in text]
+    if not names:
+        return ""
+    imported = f"`bench import {shlex.quote(reference)} {names[0]} ... --out DIR`"
+    loaded = f"bench.load({reference!r}, {names[0]}=...).save(DIR)"
+    return f"; {names[0]} is an option of imports: {spelled(imported, loaded)}, then {option('init', 'DIR')}"
 
 
 def _hint_at_unlabelled_images(url: str) -> str:
@@ -320,6 +332,7 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
     yield from (f"  {name:<9} {fact}" for name, fact in method.facts().items())
     if chosen.init:
         yield f"  init      {chosen.init.summary(method)}"
+        yield from (f"  assumed   {text}" for text in chosen.init.assumed)
     left_out = plan.count - plan.steps_per_epoch * plan.batch
     notes = "".join(f"; {note}" for note in trainer.images.notes)
     yield f"  images    {plan.count} of {trainer.images.url}{notes}"

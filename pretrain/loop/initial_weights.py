@@ -45,6 +45,11 @@ class InitialWeights:
         name = str(self.trained.facts.get("name") or Path(self.reference.rpartition(":")[2]).stem)
         return re.sub(r"[^A-Za-z0-9_.@+-]", "-", name)
 
+    @property
+    def assumed(self) -> list[str]:
+        """What neither the checkpoint nor the user stated, such as image statistics."""
+        return sorted({text for export in (self.trained, self.averaged) for text in export.facts.get("assumed") or ()})
+
     def recipe(self, recipe: Recipe, changed: Collection[str] = ()) -> Recipe:
         """The recipe with the checkpoint's encoder at the recipe's image size.
 
@@ -113,6 +118,7 @@ class InitialWeights:
             "drawn_parameters": sum(drawn),
             "resized_from": self.trained.spec.image_size if resized else None,
             "frozen_epochs": self.frozen_epochs,
+            "assumed": self.assumed,
             "mean": list(method.preparation.mean),
             "std": list(method.preparation.std),
         }

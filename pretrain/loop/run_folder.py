@@ -15,8 +15,8 @@ from engine.errors import option
 from engine.files import locked_or_refused, read_json, write_atomic
 from engine.training.states import states
 
-# These may differ on resuming: the images may have moved, and a newer version may cite a source in other words.
-NOT_COMPARED = ("data.url", "settings.source")
+# These may differ on resuming: the images may have moved, and a newer version may use other words.
+NOT_COMPARED = ("data.url", "settings.source", "init.assumed")
 FORWARD_IMAGES = "forward_images"  # images of a forward pass, if the loss depends on them; earlier versions have none
 # Patterns of temporary files and folders that a killed process leaves behind (engine/files.py).
 TEMPORARY_RUN_JSON = f".{RUN}.*"

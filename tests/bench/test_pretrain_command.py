@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from small_trainings import in_shards
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -16,10 +17,14 @@ from written import lines_of
 from bench.pretraining.run import training_precision
 from bench.results.record import read_result
 from checkpoints.export import ViTExport
+from checkpoints.spec import Preparation
+from checkpoints.vit import ViT
 from imagesets.sets import open_set
+from pretrain.methods import mae
 
 SMALL = ("batch=16", "depth=1", "width=16", "heads=2", "mlp_hidden=32", "decoder_width=16")
 CHANGED = "smoke with batch=16 decoder_width=16 width=16 depth=1 heads=2 mlp_hidden=32"
+MAE_SPEC = mae.RECIPES["smoke"].spec
 WORDS = ("mae", "--recipe", "smoke", "--images", "tiny:", "--workers", "0", "--set", *SMALL)
 
 
@@ -70,6 +75,22 @@ def test_a_training_starts_from_the_encoder_of_another_training(pretrain, refuse
     assert start.digest == first.digest and start.facts["init"]["digests"] == [first.digest]
     assert ViTExport.load(tmp_path / "on/export").digest != first.digest
     refused_pretrain("--init", tmp_path / "run", "--set", "width=32", out=tmp_path / "wide", named="--init | width=16")
+
+
+def test_assumptions_on_the_checkpoint_are_printed(pretrain, tmp_path):
+    facts = {"assumed": ["the image statistics of ImageNet"]}
+    ViTExport.from_vit(ViT(MAE_SPEC), Preparation(), facts).save(tmp_path / "imported")
+    sizes = ("--set", "width=64", "depth=4", "heads=4", "mlp_hidden=256", "--dry-run")
+    code, out, _ = pretrain("--init", tmp_path / "imported", *sizes)
+    assert code == 0 and "  assumed   the image statistics of ImageNet\n" in out
+
+
+def test_options_of_an_import_are_advised_for_bench_import(refused_pretrain, tmp_path):
+    """A training has no --statistics."""
+    weights = {name.removeprefix("trunk."): tensor for name, tensor in ViT(MAE_SPEC).state_dict().items()}
+    torch.save(weights, tmp_path / "vit.pth")
+    reference = f"timm:{tmp_path / 'vit.pth'}"
+    refused_pretrain("--init", reference, named=f"bench import {reference} --statistics")
 
 
 def test_a_dry_run_prints_the_whole_plan_and_writes_nothing(pretrain, tmp_path):

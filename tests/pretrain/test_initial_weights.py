@@ -215,6 +215,14 @@ def test_the_monitor_starts_with_the_checkpoint_and_warns_of_a_fall(tmp_path, ca
     assert len(warnings) == 1 and "40.00" in warnings[0] and "60.00" in warnings[0]
 
 
+def test_assumptions_of_the_import_are_recorded(tmp_path):
+    export = export_of(small_recipe("mae").spec)
+    init = started_from(replace(export, facts={**export.facts, "assumed": ["the image statistics"]}))
+    training = trainer("mae", tmp_path, init=init)
+    assert training.train() == "finished"
+    assert ViTExport.load(tmp_path / "export").facts["init"]["assumed"] == ["the image statistics"]
+
+
 def test_exports_keep_the_checkpoints_statistics(tmp_path):
     """Also those of an unfinished run, whose method is built again from run.json."""
     init = started_from(export_of(small_recipe("mae").spec, Preparation(mean=HALF, std=HALF)))
