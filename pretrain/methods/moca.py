@@ -32,7 +32,7 @@ from engine.settings import (
     UnitInterval,
     Validated,
 )
-from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
+from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, check_encoder, decay_groups
 from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.losses import BASELINE_IMAGES, assignment_baseline
 from pretrain.parts.masking import MaskRounds, normalised, patchify, take
@@ -122,6 +122,8 @@ class Moca(Method):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
+        # `encode_masked` encodes only the visible patches, and normalises all tokens of the last block.
+        check_encoder(spec, class_attention=0, final_norm="all", relative_position="none")
         for before in settings.early_layers:
             if not 0 <= before < spec.depth:
                 raise ValueError(f"early_layers={settings.early_layers}: must be from 0 to {spec.depth - 1}")

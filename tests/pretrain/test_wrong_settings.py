@@ -10,7 +10,7 @@ from refusals import refusal
 
 from checkpoints.vit import skip_init
 from engine.extensions import load_extension, source_files
-from pretrain.methods.extrema import AVERAGE, CLASS_TOKEN
+from pretrain.methods.extrema import AVERAGE, CLASS_ATTENTION, CLASS_TOKEN
 from pretrain.recipe import RELATIVE, SINCOS, VIT_SMOKE
 
 METHODS = list(source_files("methods"))
@@ -119,6 +119,9 @@ ENCODERS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("mae", dict(class_token=False, class_position=False, pool="avg"), ("class_token=True", "class_token=False")),
     ("maskfeat", dict(position="none", class_position=False), ("position=learned", "position=none")),
     ("maskfeat", dict(registers=1), ("registers=0", "registers=1")),
+    ("moca", CLASS_ATTENTION, ("class_attention=0", "class_attention=2")),
+    ("moca", dict(final_norm="pooled"), ("final_norm=all", "final_norm=pooled")),
+    ("moca", RELATIVE, ("relative_position=none", "relative_position=shared")),
     ("mocov3", dict(final_norm="none"), ("final_norm=all",)),
     ("mocov3", RELATIVE, ("relative_position=none", "relative_position=shared")),
     ("msn", dict(position="sincos_column_first"), ("position=learned",)),
