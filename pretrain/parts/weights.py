@@ -41,12 +41,17 @@ def _initialise(network: nn.Module, draw_: Callable[[Tensor], Tensor]) -> nn.Mod
     for module in network.modules():
         if isinstance(module, nn.Linear):
             draw_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+            zero_bias_(module)
         elif isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
-            nn.init.zeros_(module.bias)
+            zero_bias_(module)
     return network
+
+
+def zero_bias_(layer: nn.Module) -> None:
+    """Set a layer's bias to 0, if it has one: the patch embedding of CLIP has none."""
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
 
 
 def xavier_vit(vit: ViT) -> ViT:
@@ -99,7 +104,7 @@ def moco_vit(vit: ViT, freeze_patches: bool) -> ViT:
         nn.init.uniform_(block.attn.qkv.weight, -bound, bound)
     embed = trunk.patch_embed.proj
     nn.init.xavier_uniform_(embed.weight.flatten(1))
-    nn.init.zeros_(embed.bias)
+    zero_bias_(embed)
     embed.requires_grad_(not freeze_patches)
     nn.init.normal_(trunk.cls_token, std=1e-6)
     fix_sincos_(vit)
@@ -122,7 +127,7 @@ def ijepa_vit(vit: ViT) -> ViT:
     positions (I-JEPA src/helper.py, src/models/vision_transformer.py)."""
     embed = truncated_(vit).trunk.patch_embed.proj
     nn.init.trunc_normal_(embed.weight, std=TOKEN_STD)
-    nn.init.zeros_(embed.bias)
+    zero_bias_(embed)
     fix_sincos_(vit)
     return vit
 
@@ -133,7 +138,7 @@ def nepa_vit(vit: ViT, layer_scale: float) -> ViT:
     trunk = truncated_(vit).trunk
     for weight in (trunk.patch_embed.proj.weight, trunk.cls_token):
         nn.init.trunc_normal_(weight, std=TOKEN_STD)
-    nn.init.zeros_(trunk.patch_embed.proj.bias)
+    zero_bias_(trunk.patch_embed.proj)
     fill_layer_scale_(trunk, layer_scale)
     return vit
 
@@ -155,7 +160,7 @@ def msn_vit(vit: ViT) -> ViT:
     """DINO's family, but with a Kaiming-normal patch embedding with zero bias (MSN src/deit.py:200-211)."""
     embed = truncated_vit(vit).trunk.patch_embed.proj
     nn.init.kaiming_normal_(embed.weight, mode="fan_in", nonlinearity="relu")
-    nn.init.zeros_(embed.bias)
+    zero_bias_(embed)
     return vit
 
 
@@ -177,12 +182,13 @@ def beit_vit(vit: ViT, layer_scale: float) -> ViT:
     for tensor in (embed.weight, trunk.cls_token, trunk.pos_embed):
         if tensor is not None:
             cut_normal_(tensor)
-    nn.init.zeros_(embed.bias)
+    zero_bias_(embed)
     rescale_(trunk.blocks)
     fill_layer_scale_(trunk, layer_scale)
     for block in trunk.blocks:
         for bias in (block.attn.q_bias, block.attn.v_bias):
-            nn.init.zeros_(bias)
+            if bias is not None:
+                nn.init.zeros_(bias)
     return vit
 
 
@@ -210,7 +216,7 @@ def cae_vit(vit: ViT, layer_scale: float, rescaled: bool) -> ViT:
     trunk = (cut_truncated_(vit) if rescaled else xavier_(vit)).trunk
     cut_normal_(trunk.patch_embed.proj.weight)
     cut_normal_(trunk.cls_token)
-    nn.init.zeros_(trunk.patch_embed.proj.bias)
+    zero_bias_(trunk.patch_embed.proj)
     fill_layer_scale_(trunk, layer_scale)
     if rescaled:
         rescale_(trunk.blocks)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from small_trainings import digits, same, small_recipe, trainer
-from toys import SMALL
+from toys import SMALL, picture
 from written import lines_of
 
 from checkpoints.export import ViTExport
@@ -83,6 +83,26 @@ def test_methods_of_whole_images_train_a_dinov3_encoder(name, tmp_path, monkeypa
     assert training.train() == "finished"
     (_, export), *_ = exports_in(tmp_path)
     assert export.spec == spec and not same(export.tensors, init.trained.tensors)
+
+
+@pytest.mark.parametrize("name", ANY_POSITIONS)
+def test_methods_start_from_a_patch_embedding_without_bias(name):
+    """As every CLIP model has."""
+    recipe = small_recipe(name)
+    spec = replace(recipe.spec, architecture="vit_base_patch16_clip_quickgelu_224", position="learned", registers=0)
+    init = started_from(export_of(spec))
+    method = build(load_extension("methods", name), init.recipe(recipe), seed=0)
+    init.load_into(method)
+    vit = next(iter(method.encoders().values())).vit
+    assert vit.trunk.patch_embed.proj.bias is None and same(vit.state_dict(), init.trained.build().state_dict())
+
+
+@pytest.mark.parametrize("name", ["beit", "simmim", "data2vec"])
+def test_methods_of_relative_positions_train_attention_without_biases(name):
+    recipe = small_recipe(name)
+    method = build(load_extension("methods", name), replace(recipe, spec=replace(recipe.spec, qkv_bias=False)), seed=0)
+    assert next(iter(method.encoders().values())).vit.trunk.blocks[0].attn.q_bias is None
+    method([picture(seed, 20, 20) for seed in range(4)]).loss.backward()
 
 
 def test_student_and_teacher_start_from_student_and_teacher(dino_run, tmp_path):
