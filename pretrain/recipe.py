@@ -81,6 +81,16 @@ class Recipe(Validated):
             )
         if late := [f"{name}={value} with epochs={self.epochs}: {result}" for name, value, result in self._late()]:
             raise ValueError(f"{'; '.join(late)}; give values below epochs")
+        if (floor := getattr(self.schedule, "floor", 0.0)) > self.peak:
+            raise ValueError(
+                f"schedule.floor={floor} is above the peak learning rate, {self.peak:.3g}, and the rate would rise to "
+                "it; lower schedule.floor, or raise lr"
+            )
+        if not self.weight_decay and (end := getattr(self.weight_decay_schedule, "end", 0.0)):
+            raise ValueError(
+                f"weight_decay={self.weight_decay} with weight_decay_schedule.end={end}: it would rise to {end}; for "
+                "no weight decay, set weight_decay_schedule.end=0 as well"
+            )
 
     def _late(self) -> Iterator[tuple[str, Any, str]]:
         """Name, value and consequence of each setting in epochs whose time never comes."""

@@ -54,6 +54,7 @@ def test_the_rules_of_continued_training():
     assert recipe_for("dino", None, (), dinov2s, 100, str).recipe.spec == vit_s14
     ours = ("epochs=5", "batch_size=32", "image_size=112", "lr=1e-3")
     assert numbers(chosen("dino", vit_s14, *ours).recipe, *names) == [5, 32, 1e-3, 0.5, 1e-7, 42, 112]
+    assert numbers(chosen("dino", vit_s14, "lr=2e-7").recipe, "lr", "floor") == [2e-7, 1e-7]
     dinov2_spec = replace(vit_s14, width=1024, depth=24, heads=16)
     dinov2 = chosen("dinov2", dinov2_spec, images=200).recipe
     assert numbers(dinov2, "koleo_images", "teacher_warmup", "freeze_prototypes") == [0, 30, 1]
