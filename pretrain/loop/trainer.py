@@ -135,6 +135,7 @@ class Trainer:
         self.step = 0  # updates done
         self.asked_to_stop = False  # whether this process got a signal
         self.unreadable: dict[str, str] = {}  # index of an unreadable image, as text for JSON -> reason
+        require_a_rate(recipe, self.progress())
         self.learning = Learning()
         self.last_views: Mapping[str, Tensor] = {}  # of the last micro-batch of an epoch, for `assess`
         self.counted = False  # whether the log has the floating-point operations of an update
@@ -423,6 +424,16 @@ def require_labels(images: ImageSet, classes: int) -> None:
     if (count := len(images.classes)) != classes:
         raise ValueError(
             f"classes={classes}, but {images.url} has {count}; add {option('settings', {'classes': count})}"
+        )
+
+
+def require_a_rate(recipe: Recipe, progress: TrainProgress) -> None:
+    """Raise ValueError if all updates of the training have a learning rate of 0: a warm-up begins with it."""
+    if not any(recipe.schedule.at(recipe.peak, replace(progress, step=step)) for step in range(progress.steps)):
+        warmup = getattr(recipe.schedule, "warmup", 0)
+        raise ValueError(
+            f"schedule.warmup={warmup} with epochs={recipe.epochs} of {progress.steps_per_epoch} updates: the learning "
+            "rate is 0 in every update; set schedule.warmup=0, lower batch or raise epochs"
         )
 
 

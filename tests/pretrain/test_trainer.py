@@ -19,6 +19,7 @@ from written import contents
 
 from engine.training.states import states
 from imagesets.sets import open_set
+from pretrain.schedules import Constant
 
 STEPS = EPOCHS * IMAGES // BATCH
 
@@ -318,6 +319,13 @@ def test_a_training_in_windows_resumed_within_an_epoch_equals_an_uninterrupted_o
 
 def test_a_batch_larger_than_the_set_is_refused(tmp_path):
     assert "lower it with settings={'batch': 24}" in training_refusal(out=tmp_path, recipe={"batch": 25})
+
+
+def test_a_training_whose_updates_all_have_a_rate_of_0_is_refused(tmp_path):
+    """Its only update is the first of the warm-up."""
+    message = training_refusal(out=tmp_path, recipe={"batch": IMAGES, "epochs": 1})
+    assert "schedule.warmup=0.5 with epochs=1 of 1 updates" in message and list(tmp_path.iterdir()) == []
+    assert trainer("mae", tmp_path, recipe={"batch": IMAGES, "epochs": 1, "schedule": Constant()}).plan
 
 
 @pytest.mark.parametrize(
