@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from checkpoints.spec import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, Preparation
 from engine.errors import UserError
@@ -46,7 +47,7 @@ def _six_numbers(text: str) -> tuple[Channels, Channels]:
         numbers = tuple(map(float, text.split(",")))
     except ValueError:
         numbers = ()
-    if len(numbers) != 6 or not all(0 <= number <= 1 for number in numbers) or 0 in numbers[3:]:
+    if len(numbers) != 6 or not are_statistics(numbers[:3], numbers[3:]):
         raise UserError(
             "statistics",
             f"give {', '.join(STATISTICS)}, or mean and std of red, green and blue pixels from 0 "
@@ -54,6 +55,12 @@ def _six_numbers(text: str) -> tuple[Channels, Channels]:
             text,
         )
     return numbers[:3], numbers[3:]
+
+
+def are_statistics(mean: Any, std: Any) -> bool:
+    """Whether two values are mean and std of three channels of pixels from 0 to 1."""
+    are_triples = all(isinstance(values, list | tuple) and len(values) == 3 for values in (mean, std))
+    return are_triples and all(isinstance(n, int | float) and 0 <= n <= 1 for n in (*mean, *std)) and 0 not in std
 
 
 def file_importers() -> list[str]:

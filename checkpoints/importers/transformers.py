@@ -8,19 +8,21 @@ the library's interpolate_pos_encoding.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import isqrt
+from math import isclose, isqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from checkpoints.import_options import are_statistics
 from checkpoints.importing import BranchTensors, Conversion, relative_vit, size_from, split_class_tokens
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import position_kind, video_reason
 from checkpoints.spec import Preparation, ViTSpec
 from engine.errors import option
+from engine.printing import in_words
 
 SOURCE = "huggingface/transformers 5.23, models/*/modeling_*.py"
 FIRST = (
@@ -94,6 +96,8 @@ STATISTICS = {
     **dict.fromkeys(("clip", "clip_vision_model", "aimv2", "aimv2_vision_model"), "clip"),
     **dict.fromkeys(("siglip", "siglip_vision_model", "beit", "vit_nepa"), "half"),
 }
+# `resample` in preprocessor_config.json, a number of PIL.Image.Resampling -> interpolation.
+INTERPOLATIONS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 SATELLITE_NOTE = "; those of satellite images have 0.430,0.411,0.296,0.213,0.156,0.143"
 Convert = Callable[[BranchTensors, dict[str, Tensor]], tuple[ViTSpec, dict[str, Tensor]]]
 
@@ -348,13 +352,13 @@ def _processed_size(branch: BranchTensors, patch_size: int) -> tuple[tuple[int, 
 def _preparation(branch: BranchTensors, spec: ViTSpec) -> Preparation:
     """How images are prepared: by the user's statistics, else preprocessor_config.json, else STATISTICS of the type.
 
-    Raises ValueError if none of these has image statistics.
+    Raises ValueError if none of these has image statistics, or the file prepares images in another way.
     """
-    facts = branch.file.facts
     if branch.options.statistics is not None:
         return branch.options.preparation
-    mean, std = facts.get("preparation.image_mean"), facts.get("preparation.image_std")
-    if not (isinstance(mean, list) and isinstance(std, list) and len(mean) == len(std) == 3):
+    facts = branch.file.facts
+    mean, std, interpolation = _processing(facts)
+    if mean is None:
         model_type = _model_type(branch)
         if model_type not in STATISTICS:
             raise ValueError(
@@ -371,9 +375,31 @@ def _preparation(branch: BranchTensors, spec: ViTSpec) -> Preparation:
     crop = 1.0
     if facts.get("preparation.do_center_crop") and isinstance(resized_side, int) and resized_side > min(spec.size):
         crop = min(spec.size) / resized_side
-    return Preparation(
-        mean=tuple(mean),
-        std=tuple(std),
-        interpolation={2: "bilinear", 3: "bicubic"}.get(facts.get("preparation.resample", 3), "bicubic"),
-        crop=crop,
-    )
+    return Preparation(mean=tuple(mean), std=tuple(std), interpolation=interpolation, crop=crop)
+
+
+def _processing(facts: Mapping[str, Any]) -> tuple[Any, Any, str]:
+    """Mean, std (both None: not stated) and interpolation in preprocessor_config.json.
+
+    Raises ValueError if it prepares images in a way that this project does not.
+    """
+    names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "resample")
+    stated = {name: value for name in names if (value := facts.get(f"preparation.{name}")) is not None}
+    mean, std, factor = stated.get("image_mean"), stated.get("image_std"), stated.get("rescale_factor", 1 / 255)
+    if stated.get("do_normalize") is False:
+        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    supported = {
+        "do_rescale": stated.get("do_rescale", True) is True,
+        "rescale_factor": isinstance(factor, float) and isclose(factor, 1 / 255, rel_tol=1e-4),
+        "image_mean": (mean, std) == (None, None) or are_statistics(mean, std),
+        "resample": stated.get("resample", 3) in [*INTERPOLATIONS],
+    }
+    if wrong := [name for name, is_supported in supported.items() if not is_supported]:
+        wrong += ["image_std"] if "image_mean" in wrong else []
+        kinds = in_words([f"{number} ({name})" for number, name in INTERPOLATIONS.items()])
+        raise ValueError(
+            f"preprocessor_config.json has {in_words([f'{name}={stated.get(name)}' for name in wrong])}; supported are "
+            f"pixels scaled by 1/255, their mean and std from 0 to 1 for three channels, and resample {kinds}: correct "
+            f"the file, or replace its values with {option('statistics', 'M,M,M,S,S,S')}"
+        )
+    return mean, std, INTERPOLATIONS[stated.get("resample", 3)]

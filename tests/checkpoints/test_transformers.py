@@ -225,6 +225,38 @@ def test_statistics_are_read_from_a_processor_of_images_and_texts(tmp_path):
     assert (export.mean, export.crop) == ((0.1, 0.2, 0.3), 0.8) and "assumed" not in export.facts
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"do_rescale": False},
+        {"rescale_factor": 1 / 127.5},
+        {"rescale_factor": "1/255"},
+        {"resample": 0},
+        {"resample": "nearest"},
+        {"image_mean": [123.7, 116.3, 103.5], "image_std": [58.4, 57.1, 57.4]},
+        {"image_std": [0, 0, 0]},
+        {"image_mean": [0.5]},
+        {"image_mean": ["a", "b", "c"]},
+    ],
+    ids=str,
+)
+def test_a_processor_whose_images_cannot_be_prepared_is_refused(changes, tmp_path):
+    save(random_model("ViT"), tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PREPARATION | changes))
+    message = refusal(load, tmp_path)
+    assert all(f"{name}={value}" in message for name, value in changes.items()) and "statistics=" in message
+    assert load(tmp_path, ImportOptions(statistics="half")).mean == HALF
+
+
+def test_the_processors_normalisation_and_filter_are_kept(tmp_path):
+    save(random_model("ViT"), tmp_path)
+    processor = {"do_normalize": False, "do_rescale": True, "rescale_factor": 0.00392156862745098, "resample": 1}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PREPARATION | processor))
+    export = load(tmp_path)
+    assert (export.mean, export.std, export.interpolation) == ((0.0,) * 3, (1.0,) * 3, "lanczos")
+    assert "assumed" not in export.facts
+
+
 @pytest.mark.parametrize("key", ["Dinov2", "DINOv3ViT", "CLIPVision"])
 def test_a_module_in_memory_gives_the_export_of_its_folder(key, tmp_path):
     model = random_model(key)
