@@ -40,7 +40,7 @@ from imagesets.sets import ImageSet, open_set, splits_of
 from imagesets.stored import StoredImages
 from pretrain.loop.initial_weights import initial_weights
 from pretrain.loop.records import cost_of
-from pretrain.loop.run_folder import check_resume
+from pretrain.loop.run_folder import FORWARD_IMAGES, check_resume
 from pretrain.loop.trainer import Run, Trainer
 from pretrain.loop.updates import Precision
 from pretrain.method import TrainProgress
@@ -218,6 +218,7 @@ def check_request(options: PretrainOptions) -> None:
     chosen, images = _recipe_and_images(options, run)
     trainer = make_trainer(chosen, images, run, World())
     identity = json.loads(json.dumps(trainer.identity()))
+    identity.pop(FORWARD_IMAGES, None)  # of this process alone, while the submitted ones share a forward pass
     check_resume(options.out, identity, options.resume, trainer.recipe.defaults())
 
 

@@ -15,9 +15,11 @@ from engine.errors import option
 from engine.files import locked_or_refused, read_json, write_atomic
 from engine.training.states import states
 
-# These may differ on resuming: the images may have moved, and a newer version may use other words.
-NOT_COMPARED = ("data.url", "settings.source", "init.assumed")
-FORWARD_IMAGES = "forward_images"  # images of a forward pass, if the loss depends on them; earlier versions have none
+# Images of a forward pass, if the loss depends on them; earlier versions did not record it.
+FORWARD_IMAGES = "forward_images"
+# These may differ on resuming: the images may have moved, and a newer version may use other words. The last has a check
+# of its own.
+NOT_COMPARED = ("data.url", "settings.source", "init.assumed", FORWARD_IMAGES)
 # Patterns of temporary files and folders that a killed process leaves behind (engine/files.py).
 TEMPORARY_RUN_JSON = f".{RUN}.*"
 LEFTOVERS = (TEMPORARY_RUN_JSON, ".log.jsonl.*", ".export.*", ".export-*.*", ".start.*", ".wandb-id.*")
@@ -64,8 +66,9 @@ def locked_run_folder(
 def check_resume(folder: Path, requested: Mapping[str, Any], resume: bool, defaults: Mapping[str, Any]) -> bool:
     """Whether to resume the run in `folder`; False: start a new one. Raises ValueError if neither is possible.
 
-    requested: the contents of run.json for this run. resume: whether the user asked to resume. defaults: of the
-    settings; they stand for settings that a run of an earlier version did not record.
+    requested: the contents of run.json for this run, `forward_images` only if the processes are known. resume: whether
+    the user asked to resume. defaults: of the settings; they stand for settings that a run of an earlier version did
+    not record.
     """
     path = folder / RUN
     contents = set(folder.iterdir()) - set(folder.glob(TEMPORARY_RUN_JSON)) if folder.exists() else set()
@@ -75,20 +78,22 @@ def check_resume(folder: Path, requested: Mapping[str, Any], resume: bool, defau
         return False
     recorded = _read(path)
     replaceable = {folder / name for name in BEFORE_FIRST_STATE} | _leftovers(folder)
-    if recorded.keys() == requested.keys() and contents <= replaceable and not states(folder / "states"):
+    is_similar = recorded.keys() ^ requested.keys() <= {FORWARD_IMAGES}
+    if is_similar and contents <= replaceable and not states(folder / "states"):
         return False
     if isinstance(settings := recorded.get("settings"), dict):
         recorded["settings"] = _filled(settings, json.loads(json.dumps(defaults)))
-    if FORWARD_IMAGES in requested:
-        recorded.setdefault(FORWARD_IMAGES, requested[FORWARD_IMAGES])
     differences = json_differences(recorded, requested)
     if differences:
         rest = f"; and {len(differences) - MAX_DIFFERENCES} more" if len(differences) > MAX_DIFFERENCES else ""
         listed = "; ".join(differences[:MAX_DIFFERENCES])
-        advice = f"choose another {option('out')}"
-        if recorded.get(FORWARD_IMAGES) != requested.get(FORWARD_IMAGES):
-            advice = f"give {option('micro_batch')} as before, since the loss depends on it, or {advice}"
-        raise ValueError(f"{folder} holds another run: {listed}{rest}; {advice}")
+        raise ValueError(f"{folder} holds another run: {listed}{rest}; choose another {option('out')}")
+    before, now = recorded.get(FORWARD_IMAGES), requested.get(FORWARD_IMAGES)
+    if None not in (before, now) and before != now:
+        raise ValueError(
+            f"{folder} holds a run whose forward passes have {before} images, not {now}, and its loss depends on them: "
+            f"give {option('micro_batch')} as before, or choose another {option('out')}"
+        )
     if not resume:
         raise ValueError(
             f"{folder} holds this run already; add {option('resume', True)} to continue it, or choose another "

@@ -19,6 +19,7 @@ from written import contents
 
 from engine.training.states import states
 from imagesets.sets import open_set
+from pretrain.loop.run_folder import check_resume
 from pretrain.schedules import Constant
 
 STEPS = EPOCHS * IMAGES // BATCH
@@ -218,7 +219,9 @@ def test_images_of_a_forward_pass_are_recorded_if_the_loss_depends_on_them(tmp_p
     first = trainer("moca", tmp_path, monitor=lambda export, progress: first.stop() or {}, monitor_every=1)
     assert first.train() == "stopped"
     message = training_refusal("moca", tmp_path, resume=True, micro_batch=4)
-    assert f"forward_images is {BATCH}, asked for 4; give batch_size as before" in message
+    assert f"forward passes have {BATCH} images, not 4" in message and "give batch_size as before" in message
+    submitted = {key: value for key, value in first.identity().items() if key != "forward_images"}  # by --cluster
+    assert check_resume(tmp_path, json.loads(json.dumps(submitted)), True, first.recipe.defaults())
     run_json = json.loads((tmp_path / "run.json").read_text())
     assert run_json.pop("forward_images") == BATCH  # runs of an earlier version have none
     (tmp_path / "run.json").write_text(json.dumps(run_json))
