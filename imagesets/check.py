@@ -17,7 +17,7 @@ import numpy as np
 
 from engine.printing import counted, text_of
 from imagesets.decoding import (
-    GREY_BITS,
+    CUT_TO_8_BITS,
     UnreadableImage,
     count_pages,
     decode_rgb,
@@ -38,7 +38,7 @@ PUBLISHED: dict[tuple[int, ...], str] = {
     (200, 100_000, 10_000, 7): "Tiny-ImageNet",
 }
 REMOVE_ONE = "remove one of each pair, since scores on them say nothing"
-DARK_GREY = 64  # of 255; 16-bit images that are all darker hold at most 14 bits
+DARK = 64  # of 255; 16-bit images that are all darker hold at most 14 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +49,16 @@ class SplitReport:
     sizes: np.ndarray  # (N, 2) int32, width and height in pixels; 0 for an unreadable image
     digests: np.ndarray  # (N,) uint64 of the file's bytes, or of the pixels if in memory
     pages: np.ndarray  # (N,) int32, pages of a TIFF file; 1 for other images
-    grey_maxima: np.ndarray  # (N,) int16, brightest value, 0..255, of grey with more than 8 bits; -1 for other images
+    deep_maxima: np.ndarray  # (N,) int16, brightest value, 0..255, of images of more than 8 bits; -1 for other images
     turned: int  # images with an EXIF orientation
     unreadable: tuple[tuple[str, str], ...]  # path, reason
 
     @property
     def notes(self) -> list[str]:
         """Notes for users: those of the set, and those on its files."""
-        notes, deep_grey = list(self.image_set.notes), int((self.grey_maxima >= 0).sum())
-        if deep_grey:
-            notes.append(f"{deep_grey} images of 16-bit grey, of which the upper 8 bits are read")
+        notes, deep = list(self.image_set.notes), int((self.deep_maxima >= 0).sum())
+        if deep:
+            notes.append(f"{counted(deep, '16-bit image')}, of which the upper 8 bits are read")
         notes += note_on_orientation(self.turned)
         if len(self.sizes):
             notes += _notes_on_files(self.image_set) + _notes_on_copies(self)
@@ -144,7 +144,7 @@ def check_image_set(
 def read_split(image_set: ImageSet, count: int, workers: int | None, advance: Callable[[int], None]) -> SplitReport:
     """Decode the first `count` images of a set in threads, which Pillow lets run in parallel. count: N or 0."""
     sizes, digests = np.zeros((count, 2), np.int32), np.zeros(count, np.uint64)
-    grey_maxima, pages = np.full(count, -1, np.int16), np.ones(count, np.int32)
+    deep_maxima, pages = np.full(count, -1, np.int16), np.ones(count, np.int32)
     unreadable, turned = [], 0
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         for first in range(0, count, BATCH):  # in batches, because a million pending futures would take gigabytes
@@ -153,7 +153,7 @@ def read_split(image_set: ImageSet, count: int, workers: int | None, advance: Ca
                 if isinstance(facts, UnreadableImage):
                     unreadable.append((facts.path, facts.reason))
                 else:
-                    sizes[index], digests[index], grey_maxima[index], pages[index], is_turned = facts
+                    sizes[index], digests[index], deep_maxima[index], pages[index], is_turned = facts
                     turned += is_turned
             advance(len(batch))
     return SplitReport(
@@ -161,7 +161,7 @@ def read_split(image_set: ImageSet, count: int, workers: int | None, advance: Ca
         sizes=sizes,
         digests=digests,
         pages=pages,
-        grey_maxima=grey_maxima,
+        deep_maxima=deep_maxima,
         turned=turned,
         unreadable=tuple(unreadable),
     )
@@ -169,15 +169,15 @@ def read_split(image_set: ImageSet, count: int, workers: int | None, advance: Ca
 
 @releasing_large_images()
 def _read_image(image_set: ImageSet, index: int) -> tuple[tuple[int, int], int, int, int, bool] | UnreadableImage:
-    """Size, digest, grey maximum, pages and whether there is an EXIF orientation; or why the image cannot be read."""
+    """Size, digest, brightest value if deep, pages, and whether it has an EXIF orientation; or why it is unreadable."""
     try:
         data = image_set.encoded(index)
         image = image_set.image(index) if data is None else decode_rgb(data, image_set.path(index))
     except UnreadableImage as error:
         return error
     digest = content_digest(image.tobytes() if data is None else data)
-    grey_maximum = int(np.asarray(image).max()) if GREY_BITS in image.info else -1
-    return image.size, digest, grey_maximum, count_pages(io.BytesIO(data or b"")), orientation_of(image) != 1
+    deep_maximum = int(np.asarray(image).max()) if image.info.get(CUT_TO_8_BITS) else -1
+    return image.size, digest, deep_maximum, count_pages(io.BytesIO(data or b"")), orientation_of(image) != 1
 
 
 def note_on_orientation(count: int) -> list[str]:
@@ -200,10 +200,10 @@ def _problems_of_split(report: SplitReport) -> Iterator[str]:
             f"TIFF files of several pages in {image_set.split}: {len(multipage)}, with {multipage.sum()} pages in all, "
             "of which only the first is read: save each page as a file of its own"
         )
-    grey_maxima = report.grey_maxima[report.grey_maxima >= 0]
-    if len(grey_maxima) and grey_maxima.max() < DARK_GREY:
+    deep_maxima = report.deep_maxima[report.deep_maxima >= 0]
+    if len(deep_maxima) and deep_maxima.max() < DARK:
         yield (
-            f"none of the {len(grey_maxima)} images of 16-bit grey in {image_set.split} reaches a quarter of 65535, "
+            f"none of the {len(deep_maxima)} 16-bit images in {image_set.split} reaches a quarter of 65535, "
             "which is read as white: if they hold 12 or 14 bits, scale them up to 16 and save them again"
         )
 

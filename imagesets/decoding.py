@@ -41,7 +41,7 @@ MAX_PAGES = 1000  # to count in a TIFF file, because millions of empty pages wou
 TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MODES_WITHOUT_WHITE = {"F": "floating-point pixels", "I": "pixels of 32 bits or with a sign"}
 SAVE_AS_8_BITS = "save it as 8-bit PNG, scaled to 0..255"
-GREY_BITS = "grey bits"  # key in an image's `info`: its bits of grey, if they were more than 8
+CUT_TO_8_BITS = "cut to 8 bits"  # key in an image's `info`: whether the file has channels of more than 8 bits
 ORIENTATION = "orientation"  # key in a TIFF's `info`: its EXIF orientation, if that is not 1
 # Orientation of a TIFF -> how to turn it back: Pillow turns TIFFs when it loads them, and no other format.
 TURNED_BACK = {
@@ -138,8 +138,11 @@ def decode_rgb(data: bytes, path: str, shrink: int = 1) -> Image.Image:
         if shrink > 1:
             image.draft(None, (image.width // shrink, image.height // shrink))
         wait_for_room(image)
+        is_deep = has_deep_channels(image)
         image.load()
         rgb = image if image.mode == "RGB" else as_rgb(image)
+        if is_deep:
+            rgb.info[CUT_TO_8_BITS] = True
         if orientation != 1:
             rgb = rgb.transpose(TURNED_BACK[orientation])
             rgb.info[ORIENTATION] = orientation
@@ -150,7 +153,7 @@ def decode_rgb(data: bytes, path: str, shrink: int = 1) -> Image.Image:
         raise UnreadableImage(path, reason_of(error)) from error
 
 
-def open_header(data: bytes, path: str) -> Image.Image:
+def open_header(data: bytes, path: str) -> ImageFile.ImageFile:
     """The opened image, with pixels not decoded yet. Raises UnreadableImage. path: for messages."""
     if not data:
         raise UnreadableImage(path, "empty file, 0 bytes")
@@ -218,9 +221,20 @@ def as_rgb(image: Image.Image) -> Image.Image:
     bits = bits_of(image)
     if bits == 8:
         return image.convert("RGB")
-    upper = Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
-    upper.info[GREY_BITS] = bits
-    return upper.convert("RGB")
+    return Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8)).convert("RGB")
+
+
+def has_deep_channels(image: ImageFile.ImageFile) -> bool:
+    """Whether channels of an opened file, before it is loaded, have more than 8 bits.
+
+    Pillow cuts colours to 8 bits, and only the arguments of its decoders tell. Those of JPEG 2000 do not.
+    """
+    if image.mode not in EIGHT_BIT_MODES:
+        return True
+    arguments = image.tile[0].args if image.tile else ""
+    if image.format == "PPM":
+        return isinstance(arguments, tuple) and arguments[1] > 255  # mode and white
+    return ";16" in str(arguments)  # "RGB;16B", or ("RGB;16N", ...) in a TIFF
 
 
 def bits_of(image: Image.Image) -> int:
@@ -237,7 +251,7 @@ def bits_of(image: Image.Image) -> int:
     raise ValueError(f"{pixels}, Pillow's mode {image.mode}: nothing says which value is white; {SAVE_AS_8_BITS}")
 
 
-def open_image(data: bytes) -> Image.Image:
+def open_image(data: bytes) -> ImageFile.ImageFile:
     """The opened image of up to MAX_PIXELS, with pixels not decoded yet. Raises Pillow's exceptions."""
     try:
         return Image.open(io.BytesIO(data))

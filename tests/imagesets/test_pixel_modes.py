@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from deep_images import BY_HEADER, GREY, SCALED, WITHOUT_WHITE
+from deep_images import BY_HEADER, DEEP_COLOUR, GREY, SCALED, WITHOUT_WHITE, deep_grey_png, encoded
 from PIL import Image
 
 from imagesets.check import check_image_set, render
@@ -58,19 +58,25 @@ def test_every_mode_of_pillow_is_documented_and_converted_or_refused():
 
 def test_a_check_notes_that_the_upper_8_of_16_bits_are_read(tmp_path):
     report = check_image_set(write_folder(tmp_path, SCALED["png"]), workers=1)
-    assert "note: 2 images of 16-bit grey, of which the upper 8 bits are read" in render(report)
+    assert "note: 2 16-bit images, of which the upper 8 bits are read" in render(report)
     assert not any("16-bit" in problem for problem in report.problems)
 
 
-def test_a_check_finds_12_bits_in_files_of_16(tmp_path):
-    low = Image.fromarray((GREY.astype(np.uint16) << 4) + 15)
-    low.save(tmp_path / "low.png")
-    report = check_image_set(write_folder(tmp_path / "set", (tmp_path / "low.png").read_bytes()), workers=1)
-    problems = [problem for problem in report.problems if "16-bit grey" in problem]
-    assert len(problems) == 2 and problems[0].startswith(
-        "none of the 2 images of 16-bit grey in train reaches a quarter"
-    )
+@pytest.mark.parametrize("name", [*DEEP_COLOUR, "grey.png"])
+def test_a_check_finds_12_bits_in_files_of_16(name, tmp_path):
+    twelve, sixteen = ((DEEP_COLOUR | {"grey.png": deep_grey_png})[name](bits) for bits in (12, 16))
+    report = check_image_set(write_folder(tmp_path / "low", twelve), workers=1)
+    problems = [problem for problem in report.problems if "16-bit" in problem]
+    assert len(problems) == 2 and "none of the 2 16-bit images in train" in problems[0]
     assert "scale them up to 16" in problems[0] and not report.ok
+    report = check_image_set(write_folder(tmp_path / "full", sixteen), workers=1)
+    assert "2 16-bit images, of which the upper 8 bits" in render(report) and "scale them" not in render(report)
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM", "JPEG", "WEBP", "JPEG2000", "GIF"])
+def test_images_of_8_bits_are_not_taken_for_deep_ones(form, tmp_path):
+    content = encoded(Image.new("RGB", (16, 12), (9, 9, 9)), form)
+    assert "16-bit" not in render(check_image_set(write_folder(tmp_path, content), workers=1))
 
 
 def test_a_check_lists_images_without_a_white_value(tmp_path):
