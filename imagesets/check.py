@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from engine.printing import counted, text_of
 from imagesets.decoding import (
@@ -41,6 +43,16 @@ REMOVE_ONE = "remove one of each pair, since scores on them say nothing"
 DARK = 64  # of 255; 16-bit images that are all darker hold at most 14 bits
 
 
+class ImageFacts(NamedTuple):
+    """Facts about an image that can be read. size: width and height. Others: as in SplitReport."""
+
+    size: tuple[int, int]
+    digest: int
+    pages: int
+    deep_maximum: int
+    is_turned: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class SplitReport:
     """A split, and facts about its N images. Arrays are empty if images were only listed, not decoded."""
@@ -56,12 +68,12 @@ class SplitReport:
     @property
     def notes(self) -> list[str]:
         """Notes for users: those of the set, and those on its files."""
-        notes, deep = list(self.image_set.notes), int((self.deep_maxima >= 0).sum())
-        if deep:
-            notes.append(f"{counted(deep, '16-bit image')}, of which the upper 8 bits are read")
-        notes += note_on_orientation(self.turned)
+        notes = [*self.image_set.notes, *notes_on_pixels(self.deep_maxima, self.turned)]
         if len(self.sizes):
-            notes += _notes_on_files(self.image_set) + _notes_on_copies(self)
+            readable = np.flatnonzero(self.sizes[:, 0] > 0)
+            paths = [self.image_set.path(index) for index in readable.tolist()]
+            notes += _notes_on_files(self.image_set)
+            notes += note_on_copies(self.digests[readable], self.image_set.labels[readable], "label", paths)
         return notes
 
 
@@ -153,7 +165,7 @@ def read_split(image_set: ImageSet, count: int, workers: int | None, advance: Ca
                 if isinstance(facts, UnreadableImage):
                     unreadable.append((facts.path, facts.reason))
                 else:
-                    sizes[index], digests[index], deep_maxima[index], pages[index], is_turned = facts
+                    sizes[index], digests[index], pages[index], deep_maxima[index], is_turned = facts
                     turned += is_turned
             advance(len(batch))
     return SplitReport(
@@ -168,22 +180,73 @@ def read_split(image_set: ImageSet, count: int, workers: int | None, advance: Ca
 
 
 @releasing_large_images()
-def _read_image(image_set: ImageSet, index: int) -> tuple[tuple[int, int], int, int, int, bool] | UnreadableImage:
-    """Size, digest, brightest value if deep, pages, and whether it has an EXIF orientation; or why it is unreadable."""
+def _read_image(image_set: ImageSet, index: int) -> ImageFacts | UnreadableImage:
+    """Facts about an image, or why it cannot be read."""
     try:
         data = image_set.encoded(index)
         image = image_set.image(index) if data is None else decode_rgb(data, image_set.path(index))
     except UnreadableImage as error:
         return error
-    digest = content_digest(image.tobytes() if data is None else data)
-    deep_maximum = int(np.asarray(image).max()) if image.info.get(CUT_TO_8_BITS) else -1
-    return image.size, digest, deep_maximum, count_pages(io.BytesIO(data or b"")), orientation_of(image) != 1
+    return image_facts(image, data)
 
 
-def note_on_orientation(count: int) -> list[str]:
-    """A note for `count` images with an EXIF orientation; [] if there are none."""
-    images = "1 image has" if count == 1 else f"{count} images have"
-    return [f"{images} an EXIF orientation, which is ignored: pixels are read as they are stored"] * bool(count)
+def image_facts(image: Image.Image, data: bytes | None) -> ImageFacts:
+    """Facts about an image of decode_rgb. data: its file; None for an image in memory."""
+    return ImageFacts(
+        size=image.size,
+        digest=content_digest(image.tobytes() if data is None else data),
+        pages=count_pages(io.BytesIO(data or b"")),
+        deep_maximum=int(np.asarray(image).max()) if image.info.get(CUT_TO_8_BITS) else -1,
+        is_turned=orientation_of(image) != 1,
+    )
+
+
+def notes_on_pixels(deep_maxima: np.ndarray, turned: int) -> list[str]:
+    """Notes on images of more than 8 bits, and on those with an EXIF orientation. Arguments: as in SplitReport."""
+    notes = []
+    if deep := int((deep_maxima >= 0).sum()):
+        notes.append(f"{counted(deep, '16-bit image')}, of which the upper 8 bits are read")
+    if turned:
+        images = "1 image has" if turned == 1 else f"{turned} images have"
+        notes.append(f"{images} an EXIF orientation, which is ignored: pixels are read as they are stored")
+    return notes
+
+
+def problems_of_pixels(split: Split, pages: np.ndarray, deep_maxima: np.ndarray) -> Iterator[str]:
+    """Sentences on images that are read in part, or nearly black. pages, deep_maxima: as in SplitReport."""
+    multipage = pages[pages > 1]
+    if len(multipage):
+        yield (
+            f"TIFF files of several pages in {split}: {len(multipage)}, with {multipage.sum()} pages in all, "
+            "of which only the first is read: save each page as a file of its own"
+        )
+    deep_maxima = deep_maxima[deep_maxima >= 0]
+    if len(deep_maxima) and deep_maxima.max() < DARK:
+        yield (
+            f"none of the {len(deep_maxima)} 16-bit images in {split} reaches a quarter of 65535, "
+            "which is read as white: if they hold 12 or 14 bits, scale them up to 16 and save them again"
+        )
+
+
+def note_on_copies(digests: np.ndarray, labels: np.ndarray, label: str, paths: Sequence[object]) -> list[str]:
+    """A note on images of a split with the same content, and whether some have different labels; [] if there are none.
+
+    Args:
+        digests: (M,) of the images.
+        labels: (M,) or (M, L), of the images.
+        label: what a label is called.
+        paths: (M,) of the images.
+    """
+    _, first, group = np.unique(digests, return_index=True, return_inverse=True)
+    originals = first[group]
+    copies = np.arange(len(digests)) != originals
+    if not copies.any():
+        return []
+    differ = copies & (labels != labels[originals]).reshape(len(labels), -1).any(axis=1)
+    text = f"{counted(int(copies.sum()), 'duplicate')} of other images"
+    text += f", {differ.sum()} with another {label}" * bool(differ.any())
+    copy = int(np.flatnonzero(differ if differ.any() else copies)[0])
+    return [f"{text}, such as {paths[copy]} of {paths[originals[copy]]}"]
 
 
 def _problems_of_split(report: SplitReport) -> Iterator[str]:
@@ -194,18 +257,7 @@ def _problems_of_split(report: SplitReport) -> Iterator[str]:
             f"only one class, {image_set.classes[0]!r}, where accuracy needs two or more: give each class a folder of "
             "its own; pretraining takes the images without classes as images:PATH"
         )
-    multipage = report.pages[report.pages > 1]
-    if len(multipage):
-        yield (
-            f"TIFF files of several pages in {image_set.split}: {len(multipage)}, with {multipage.sum()} pages in all, "
-            "of which only the first is read: save each page as a file of its own"
-        )
-    deep_maxima = report.deep_maxima[report.deep_maxima >= 0]
-    if len(deep_maxima) and deep_maxima.max() < DARK:
-        yield (
-            f"none of the {len(deep_maxima)} 16-bit images in {image_set.split} reaches a quarter of 65535, "
-            "which is read as white: if they hold 12 or 14 bits, scale them up to 16 and save them again"
-        )
+    yield from problems_of_pixels(image_set.split, report.pages, report.deep_maxima)
 
 
 def _notes_on_files(image_set: ImageSet) -> list[str]:
@@ -243,22 +295,6 @@ def _note_on_nested_folders(image_set: ImageSet, names: Iterable[str]) -> list[s
             inner.setdefault(folder, set()).add(rest[0])
     several = ((folder, short_list(sorted(folders))) for folder, folders in inner.items() if len(folders) > 1)
     return [f"folders in a class folder count as one class, such as {text} in {folder}" for folder, text in several][:1]
-
-
-def _notes_on_copies(report: SplitReport) -> list[str]:
-    """A note on images of a split with the same content, and whether some have different labels."""
-    image_set, labels = report.image_set, report.image_set.labels
-    readable = np.flatnonzero(report.sizes[:, 0] > 0)
-    _, first, group = np.unique(report.digests[readable], return_index=True, return_inverse=True)
-    originals = readable[first][group]
-    copies = readable != originals
-    if not copies.any():
-        return []
-    differ = copies & (labels[readable] != labels[originals]).reshape(len(readable), -1).any(axis=1)
-    text = f"{counted(int(copies.sum()), 'duplicate')} of other images"
-    text += f", {differ.sum()} with another label" * bool(differ.any())
-    copy, original = (indices[differ if differ.any() else copies][0] for indices in (readable, originals))
-    return [f"{text}, such as {image_set.path(int(copy))} of {image_set.path(int(original))}"]
 
 
 def _in_both_splits(splits: Sequence[SplitReport]) -> tuple[tuple[str, str], ...]:

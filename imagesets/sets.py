@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, BinaryIO, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -115,6 +115,25 @@ def image_size(path: Path) -> tuple[int, int]:
         return stored_size(open_header(read_head(path), str(path)))
     except (OSError, ValueError):  # also for a long header, or one at the end of the file
         return stored_size(open_header(read_bytes(str(path)), str(path)))
+
+
+def warnings_of_pages(split: Split, images: int, open_file: Callable[[int], BinaryIO]) -> tuple[str, ...]:
+    """A warning about TIFF files of several pages, of which only the first is read; empty if there are none.
+
+    Looks at SAMPLED_IMAGES of the images. open_file: opens the file of the image at an index.
+    """
+    pages = []
+    for index in evenly_spaced(images, min(SAMPLED_IMAGES, images)).tolist():
+        with suppress(OSError, ValueError), open_file(index) as file:  # unreadable files are reported when needed
+            pages.append(count_pages(file))
+    several = [count for count in pages if count > 1]
+    if not several:
+        return ()
+    return (
+        f"TIFF files of several pages among {len(pages)} images of {split}: {len(several)}, with {sum(several)} pages "
+        "in all, of which only the first is read: save each page as a file of its own; bench data check counts them "
+        "all",
+    )
 
 
 def content_digest(content: bytes) -> int:
@@ -304,25 +323,11 @@ class ImageSet:
         return {"url": self.url, "split": self.split, "fingerprint": self.fingerprint, "images": len(self)}
 
     @cached_property
-    def pages_note(self) -> str:
-        """Warning for users about TIFF files of several pages, of which only the first is read; "" if there are none.
-
-        Looks at SAMPLED_IMAGES images.
-        """
-        pages = []
-        for index in evenly_spaced(len(self), min(SAMPLED_IMAGES, len(self))).tolist():
-            with suppress(OSError, ValueError):  # unreadable files are reported when their image is needed
-                in_file = isinstance(self.images, FileImages)
-                with open_regular(self.path(index)) if in_file else io.BytesIO(self.encoded(index) or b"") as file:
-                    pages.append(count_pages(file))
-        several = [count for count in pages if count > 1]
-        if not several:
-            return ""
-        return (
-            f"TIFF files of several pages among {len(pages)} images of {self.split}: {len(several)}, with "
-            f"{sum(several)} pages in all, of which only the first is read: save each page as a file of its own; "
-            "bench data check counts them all"
-        )
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings for users about the images, a line each."""
+        if isinstance(self.images, FileImages):
+            return warnings_of_pages(self.split, len(self), lambda index: open_regular(self.path(index)))
+        return warnings_of_pages(self.split, len(self), lambda index: io.BytesIO(self.encoded(index) or b""))
 
     def subset(self, indices: np.ndarray, name: str) -> "ImageSet":
         """The images at `indices` (M,), in that order, with all classes kept; `#name` is appended to the URL."""

@@ -396,7 +396,7 @@ def open_data(name: str, url: str, space: Workspace, val_alone: bool = False) ->
         contents={split: images.contents for split, images in sets.items() if images.contents},
         images={split: len(images) for split, images in sets.items()},
         classes=None if layout_of(url) else len(getattr(sets["val"], "classes", ())),
-        warnings=tuple(filter(None, (getattr(images, "pages_note", "") for images in sets.values()))),
+        warnings=tuple(warning for images in sets.values() for warning in images.warnings),
     )
 
 

@@ -6,12 +6,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from downstream.data.listing import Videos, unread_files
 from downstream.data.scenes import CheckedScene, SceneSet, decode_scenes, open_scenes, parse_scene_url
 from engine.printing import say
 from engine.progress import Progress
 from engine.tasks import Task, Workspace
-from imagesets.check import REMOVE_ONE, in_both_text, note_on_orientation, same_contents
+from imagesets.check import (
+    REMOVE_ONE,
+    in_both_text,
+    note_on_copies,
+    notes_on_pixels,
+    problems_of_pixels,
+    same_contents,
+)
 from imagesets.sets import SPLITS, MissingSplit
 
 
@@ -52,7 +61,16 @@ def problems_of(url: str, tasks: Callable[[], Sequence[Task]], read_all: bool) -
                     unreadable, pixels, readable = decode_scenes(scenes, progress.advance)
                 checked.append(readable)
                 problems += unreadable.values()
-                notes = note_on_orientation(sum(scene.is_turned for scene in readable.values()))
+                facts = [scene.image for scene in readable.values()]
+                deep_maxima = np.array([image.deep_maximum for image in facts], np.int16)
+                problems += problems_of_pixels(split, np.array([image.pages for image in facts], int), deep_maxima)
+                notes = notes_on_pixels(deep_maxima, sum(image.is_turned for image in facts))
+                notes += note_on_copies(
+                    np.array([image.digest for image in facts], np.uint64),
+                    np.array([scene.annotation for scene in readable.values()], np.uint64),
+                    "annotation",
+                    [scenes.image_path(index) for index in readable],
+                )
                 if pixels:
                     notes += pixels.warnings()
                     try:
@@ -66,7 +84,7 @@ def problems_of(url: str, tasks: Callable[[], Sequence[Task]], read_all: bool) -
             except ValueError as error:
                 problems.append(str(error))
         if len(checked) == 2 and splits[0].listing.files != splits[1].listing.files:
-            digests = [{index: scene.digest for index, scene in readable.items()} for readable in checked]
+            digests = [{index: scene.image.digest for index, scene in readable.items()} for readable in checked]
             pairs = [(splits[0].image_path(i), splits[1].image_path(j)) for i, j in same_contents(*digests)]
             problems += [f"{in_both_text(pairs)}: {REMOVE_ONE}"] if pairs else []
         if splits and is_whole:

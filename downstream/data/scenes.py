@@ -23,12 +23,13 @@ from downstream.data.listing import IGNORED, DepthMaps, ImagePairs, Instances, L
 from downstream.data.reading import check_values, named_in_errors
 from engine.distributed import World
 from engine.extensions import extensions, load_extension
-from engine.files import folder_atomic, read_json, read_regular
+from engine.files import folder_atomic, open_regular, read_json, read_regular
 from engine.machine import run_on_core_threads
 from engine.printing import did_you_mean
 from engine.progress import Progress
 from engine.tasks import Workspace
-from imagesets.decoding import MAX_BYTES, decode_rgb, load_as_stored, open_image, orientation_of
+from imagesets.check import ImageFacts, image_facts
+from imagesets.decoding import MAX_BYTES, decode_rgb, load_as_stored, open_image
 from imagesets.sets import (
     SPLITS,
     URL_OPTIONS,
@@ -39,6 +40,7 @@ from imagesets.sets import (
     image_size,
     parse_options,
     read_head,
+    warnings_of_pages,
 )
 from imagesets.walk import size_and_change
 
@@ -105,6 +107,11 @@ class SceneSet:
                 f"{example}:ROOT"
             )
         return self.listing
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings for users about the images, a line each."""
+        return warnings_of_pages(self.split, len(self), lambda index: open_regular(self.image_path(index)))
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -386,10 +393,14 @@ def count_pixels(mask: np.ndarray, classes: int) -> np.ndarray:
 
 
 class CheckedScene(NamedTuple):
-    """Facts about a scene that can be used. pixels: `count_pixels` of its mask, or None if it has none of classes."""
+    """Facts about a scene that can be used.
 
-    digest: int  # of the image's file
-    is_turned: bool  # by an EXIF orientation, which is ignored
+    annotation: digest of its classes, depths or objects; 0 for a frame or an image of pairs. pixels: `count_pixels` of
+    its mask, or None if it has none of classes.
+    """
+
+    image: ImageFacts
+    annotation: int
     pixels: np.ndarray | None
 
 
@@ -402,21 +413,24 @@ def check_scene(scenes: SceneSet, index: int) -> CheckedScene:
     with named_in_errors(scenes.image_path(index)):
         data = read_regular(scenes.image_path(index), MAX_BYTES)
         image = decode_rgb(data, str(scenes.image_path(index)))
-    (width, height), pixels = image.size, None
+    (width, height), annotation, pixels = image.size, b"", None
     if isinstance(scenes.listing, Videos):
         scene_mask(scenes, index, (height, width))
         frames = scenes.videos[scenes.image_path(index).parent.name]
         check_video(scenes, [frames[0], index])
     elif isinstance(scenes.listing, Listing):
-        pixels = count_pixels(scene_mask(scenes, index, (height, width)), len(scenes.classes))
+        mask = scene_mask(scenes, index, (height, width))
+        annotation, pixels = mask.tobytes(), count_pixels(mask, len(scenes.classes))
     elif isinstance(scenes.listing, Instances):
         scenes.listing.check_size(index, height, width)
+        objects = [entry | {"image_id": 0} for entry in scenes.listing.objects[index]]  # without the image's number
+        annotation = repr(objects).encode()
     elif isinstance(scenes.listing, DepthMaps):
-        scene_depth(scenes, index, (height, width))
+        annotation = scene_depth(scenes, index, (height, width)).tobytes()
     else:
         for number in np.flatnonzero((scenes.listing.ends == index).any(1)).tolist():
             scene_pair(scenes, number, {index: (width, height)})
-    return CheckedScene(content_digest(data), orientation_of(image) != 1, pixels)
+    return CheckedScene(image_facts(image, data), content_digest(annotation), pixels)
 
 
 class DecodedScenes(NamedTuple):

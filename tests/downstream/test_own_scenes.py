@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from deep_images import DEEP_COLOUR
 from PIL import Image
 from refusals import refusal
 from toy_scenes import export_of, workspace
@@ -373,6 +374,41 @@ def test_scenes_in_both_splits_and_orientations_are_reported(capsys, on_terminal
     code, out = check_scenes(url, read_all=True), capsys.readouterr().out
     assert code == 1 and "1 image has an EXIF orientation" in out
     assert "FIX: 1 image of val also in train, such as " in out and "val/c.jpg and " in out
+
+
+@pytest.mark.parametrize("name", DEEP_COLOUR)
+def test_dark_images_of_16_bits_are_reported(name, capsys, on_terminal, tmp_path):
+    url = write_masks(tmp_path, pairs("a.png", split="train") | pairs("b.png"))
+    for path in tmp_path.glob("masks/*/*.png"):
+        Image.fromarray(np.eye(12, 16, dtype=np.uint8)).save(path)
+    for path in tmp_path.glob("images/*/*.png"):
+        path.write_bytes(DEEP_COLOUR[name](12))
+    code, out = check_scenes(url, read_all=True), capsys.readouterr().out
+    assert code == 1 and out.count("1 16-bit image, of which the upper 8 bits are read") == 2
+    assert "none of the 1 16-bit images in train reaches a quarter" in out and "scale them up to 16" in out
+
+
+def test_images_of_several_pages_are_reported_and_warned_of(capsys, on_terminal, tmp_path):
+    url = write_masks(tmp_path, pairs("a.tif", "b.png", split="train") | pairs("c.png"))
+    pages = [Image.new("RGB", (48, 32), (number, 0, 0)) for number in range(3)]
+    pages[0].save(tmp_path / "images/train/a.tif", save_all=True, append_images=pages[1:])
+    (warning,) = open_data("scenes", url, workspace(tmp_path, url)).warnings
+    assert "2 images of train: 1, with 3 pages in all" in warning
+    assert check_scenes(url, read_all=True) == 1
+    assert "FIX: TIFF files of several pages in train: 1, with 3 pages in all" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_copies_within_a_split_of_scenes_are_counted(other, capsys, on_terminal, tmp_path):
+    url = write_masks(tmp_path, pairs("a.png", "b.png", split="train") | pairs("c.png"))
+    for folder in ("images", "masks"):
+        path = tmp_path / folder / "train"
+        (path / "b.png").write_bytes((path / "a.png").read_bytes())
+    if other:
+        Image.fromarray(np.eye(32, 48, dtype=np.uint8)).save(tmp_path / "masks/train/b.png")
+    check_scenes(url, read_all=True)
+    note = "1 duplicate of other images" + ", 1 with another annotation" * other
+    assert f"{note}, such as {tmp_path}/images/train/b.png of {tmp_path}/images/train/a.png" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -140,8 +140,9 @@ def test_images_with_several_pages_are_counted(pets, photo):
     assert "in train: 1, with 3 pages in all" in pages_problem
     train = open_set(f"folder:{pets}", "train")
     stack_index = [train.path(index) for index in range(len(train))].index(str(stack))
-    assert "1 images of train: 1, with 3 pages in all" in train.subset([stack_index], "stack").pages_note
-    assert open_set(f"folder:{pets}", "val").pages_note == ""
+    (warning,) = train.subset([stack_index], "stack").warnings
+    assert "1 images of train: 1, with 3 pages in all" in warning
+    assert open_set(f"folder:{pets}", "val").warnings == ()
     assert train.image(stack_index).tobytes() == pages[0].tobytes()
 
 
