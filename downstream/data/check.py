@@ -56,6 +56,7 @@ def problems_of(url: str, tasks: Callable[[], Sequence[Task]], read_all: bool) -
             kinds = f", {len(scenes.videos)} videos" if isinstance(scenes.listing, Videos) else kinds
             say(f"  {split}: {len(scenes):,} scenes{kinds}")
             say(f"    fingerprint {scenes.fingerprint[:16]}", *(f"    note: {note}" for note in scenes.notes))
+            problems += scenes.listing.warnings
             if read_all:
                 with Progress(f"reading {split}", len(scenes)) as progress:
                     unreadable, pixels, readable = decode_scenes(scenes, progress.advance)

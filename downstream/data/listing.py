@@ -31,8 +31,8 @@ Entry = dict[str, Any]  # one object of a COCO JSON file: an image or an annotat
 class SceneFiles:
     """Base of all listings.
 
-    images: paths (N,) of the images, relative to the root of the set. notes: remarks for the user. meaning: choices of
-    what annotations mean, which the fingerprint covers.
+    images: paths (N,) of the images, relative to the root of the set. notes: remarks for the user. warnings: those that
+    runs repeat and `bench data check` refuses. meaning: choices of what annotations mean, which the fingerprint covers.
     """
 
     HOLDS: ClassVar[str]  # what the images are annotated with, for error messages
@@ -41,6 +41,7 @@ class SceneFiles:
 
     images: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     meaning: str = ""
 
     def check_with(self, val: "SceneFiles") -> None:

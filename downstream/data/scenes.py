@@ -110,8 +110,9 @@ class SceneSet:
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings for users about the images, a line each."""
-        return warnings_of_pages(self.split, len(self), lambda index: open_regular(self.image_path(index)))
+        """Warnings for users about images and annotations, a line each."""
+        pages = warnings_of_pages(self.split, len(self), lambda index: open_regular(self.image_path(index)))
+        return (*self.listing.warnings, *pages)
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -11,7 +11,8 @@
 The categories of the file are the classes, in the order of their ids, which may have gaps (COCO's are 1 to 90). For a
 file without outlines ("segmentation" is empty or absent everywhere) only boxes are trained and scored. Objects whose
 box is less than a pixel wide or high in its image are left out of both, as crowds are and objects marked as "ignore";
-boxes that reach beyond their image are cut off; a note counts all of these. The ids of annotations may be anything.
+boxes that reach beyond their image are cut off; a note counts all of these. If they are more than a fifth of a split, a
+run warns of boxes in another form, and `bench data check` refuses them. The ids of annotations may be anything.
 """
 
 import json
@@ -47,6 +48,8 @@ FILES = {  # possible annotation files of each split -> folder of their images
 }
 COUNTS = {"train": 118287, "val": 5000}
 MAX_OFFSET, MAX_OFFSET_SHARE = 2.0, 0.1  # of a box from its outline: in pixels, and in longer sides of the box
+MAX_REMARKED = 0.2  # share of the objects with one remark, above which the boxes of a file seem to be in another form
+MARKED = "the mark 'ignore': neither trained on nor scored, like crowds"  # a remark that is no sign of it
 TINY_CATEGORIES = {0: 2, 1: 3, 4: 44, 7: 90}  # digit -> category id in the tiny set, with gaps as in COCO
 CROWD_PERIOD = 8  # one of so many scenes of the tiny set has a crowd
 
@@ -134,6 +137,7 @@ def parse_instances(
     folder: str,
     name: str,
     annotation_files: tuple[str, ...] | None = None,
+    form: str = "x, y, width, height in pixels",
 ) -> Instances:
     """The listing of the images and objects in the contents of an annotation file.
 
@@ -143,6 +147,7 @@ def parse_instances(
         folder: folder of the images, relative to the root.
         name: the annotation file, or the folder of the annotation files, relative to the root.
         annotation_files: the annotation files in the folder `name`; None if `name` is the only one.
+        form: what boxes of the layout are, for messages.
 
     Raises:
         ValueError: the contents are inconsistent; the message names the entry.
@@ -167,8 +172,13 @@ def parse_instances(
         boxes.add(box)
         if entry:
             objects[annotation.image_id].append(entry)
-    total = f"{len(content.annotations)} objects in {split}"
-    counted = [f"{len(titles)} of {total} with {remark}; the first is {titles[0]}" for remark, titles in counts.items()]
+    notes, warnings = _notes(split, list(objects.values()), categories, has_outlines), []
+    for remark, titles in counts.items():
+        line = f"{len(titles)} of {len(content.annotations)} objects in {split} with {remark}; the first is {titles[0]}"
+        if len(titles) > MAX_REMARKED * len(content.annotations) and remark != MARKED:
+            warnings.append(f"{name}: {line}: correct the annotations (boxes are {form})")
+        else:
+            notes.append(line)
     return Instances(
         images=tuple(f"{folder}/{image.file_name}" for image in images),
         entries=tuple(msgspec.structs.asdict(image) for image in images),
@@ -176,7 +186,8 @@ def parse_instances(
         categories=categories,
         annotations=name,
         annotation_files=(name,) if annotation_files is None else annotation_files,
-        notes=(*_notes(split, list(objects.values()), categories, has_outlines), *counted),
+        notes=tuple(notes),
+        warnings=tuple(warnings),
     )
 
 
@@ -222,7 +233,7 @@ def _object(
     x, y, w, h = annotation.bbox
     box, remarks = (x, y, x + w, y + h), []
     if (fault := box_fault(box, (width, height))) == BEYOND:
-        remarks.append(f"{BEYOND}, which are cut off; COCO's boxes are x, y, width, height")
+        remarks.append(f"{BEYOND}, which are cut off")
         x, y, *_ = box = cut_at_border(box, (width, height))
         w, h = box[2] - x, box[3] - y
         fault = box_fault(box, (width, height))
@@ -233,9 +244,9 @@ def _object(
     if outline:
         edges = zip(box, cut_at_border(_box_around(outline), (width, height)), strict=True)
         if max(abs(edge - other) for edge, other in edges) > max(MAX_OFFSET, MAX_OFFSET_SHARE * max(w, h)):
-            remarks.append("a box elsewhere than their outline; COCO's boxes are x, y, width, height")
+            remarks.append("a box elsewhere than their outline")
     if annotation.ignore and not annotation.iscrowd:
-        remarks.append("the mark 'ignore': neither trained on nor scored, like crowds")
+        remarks.append(MARKED)
     entry = {
         "image_id": annotation.image_id,
         "category_id": annotation.category_id,
@@ -310,7 +321,7 @@ def decode_run_lengths(text: str) -> list[int]:
 
 def _notes(
     split: Split, objects: Sequence[Sequence[Entry]], categories: Mapping[int, str], has_outlines: bool
-) -> tuple[str, ...]:
+) -> list[str]:
     """Notes on the objects of a split: their number, images without any, and categories without any."""
     notes = [f"{sum(map(len, objects))} objects in {split}" + ("" if has_outlines else ", by their boxes alone")]
     if empty_images := sum(not annotations for annotations in objects):
@@ -319,7 +330,7 @@ def _notes(
     used = {annotation["category_id"] for annotations in objects for annotation in annotations}
     if unused := [title for number, title in categories.items() if number not in used]:
         notes.append(f"{len(unused)} of {len(categories)} categories have no object in {split}, such as {unused[0]}")
-    return tuple(notes)
+    return notes
 
 
 def write_tiny(root: Path, split: Split) -> None:

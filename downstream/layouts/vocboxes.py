@@ -89,6 +89,7 @@ def read_boxes(root: Path, names: list[str], names_for_classes: list[str], split
         "JPEGImages",
         "Annotations",
         annotation_files=tuple(f"Annotations/{name}.xml" for name in names),
+        form=f"{', '.join(CORNERS)} in pixels",
     )
 
 

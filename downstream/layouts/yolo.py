@@ -63,7 +63,10 @@ def listed(root: Path, split: Split) -> Instances:
             box = ((x - w / 2) * width, (y - h / 2) * height, w * width, h * height)
             content.annotations.append(Annotation(id=title, image_id=number, category_id=label, bbox=box))
     label_paths = [label_files[stem] for stem in stems if stem in label_files]
-    return parse_instances(content, split, folder, labels, (names_file, *label_paths))
+    files_read = (names_file, *label_paths)
+    return parse_instances(
+        content, split, folder, labels, files_read, form="CLASS X Y WIDTH HEIGHT, in shares of the image"
+    )
 
 
 def _folders(root: Path, split: Split) -> list[tuple[str, str]]:

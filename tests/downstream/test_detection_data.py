@@ -13,7 +13,10 @@ import pytest
 from PIL import Image
 from pycocotools import mask as masks
 from refusals import refusal
+from toy_scenes import workspace
 
+from bench.commands.data import check_scenes
+from bench.run.prepare import open_data
 from downstream.data.listing import Instances, unread_files
 from downstream.data.scenes import SceneSet, decode_scenes, open_scenes, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
@@ -283,8 +286,8 @@ def test_annotations_of_pascal_voc(size, tmp_path):
     ((entry,),) = scenes.listing.objects
     assert entry["bbox"] == [0, 3.5, 60, 46.5] and entry["iscrowd"] == 0 and scenes.fingerprint != before
     write_voc(tmp_path, XML.format(size, "", "<xmin>80</xmin><ymin>4</ymin><xmax>90</xmax><ymax>9</ymax>"))
-    notes = open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path).notes
-    assert any(note.startswith("1 of 1 objects in val with no area") and "test.xml" in note for note in notes)
+    (warning,) = open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path).listing.warnings
+    assert "1 of 1 objects in val with no area" in warning and "test.xml" in warning and "xmin, ymin, xmax" in warning
 
 
 def with_each(kind: str, change: Callable[[int, dict], object]) -> Callable[[dict], None]:
@@ -341,6 +344,30 @@ def check_unusual(scenes: SceneSet, before: SceneSet, left_out: int, note: str) 
         assert [instance["ignore_flag"] for instance in sample["instances"]] == [entry["iscrowd"] for entry in objects]
         for x1, y1, x2, y2 in (instance["bbox"] for instance in sample["instances"]):
             assert -1 <= x1 < x2 <= 97 and -1 <= y1 < y2 <= 65
+
+
+OTHER_FORMS = {  # change of a box x, y, width, height -> part of the warning
+    "x1, y1, x2, y2": (lambda x, y, w, h: [x, y, x + w, y + h], "parts beyond the image, which are cut off"),
+    "shares": (lambda x, y, w, h: [x / 96, y / 64, w / 96, h / 64], "a side below one pixel"),
+    "negative sides": (lambda x, y, w, h: [x, y, -w, -h], "no area within the image"),
+}
+
+
+@pytest.mark.parametrize("form", OTHER_FORMS)
+def test_boxes_in_another_form_are_refused_by_the_check_and_warned_of_in_a_run(
+    form, coco, tmp_path, capsys, on_terminal
+):
+    change, remark = OTHER_FORMS[form]
+
+    def change_file(content: dict) -> None:
+        for entry in content["annotations"]:
+            entry.update(bbox=change(*entry["bbox"]), segmentation=[], iscrowd=0)
+
+    change_annotations(coco, "val", change_file)
+    (warning,) = open_data("objects", f"coco:{coco}", workspace(tmp_path, f"coco:{coco}")).warnings
+    assert remark in warning and "instances_val2017.json" in warning and "x, y, width, height in pixels" in warning
+    assert check_scenes(f"coco:{coco}", read_all=False) == 1
+    assert f"FIX: {warning}" in capsys.readouterr().out
 
 
 def test_thin_boxes_are_scored_as_by_pycocotools_and_not_trained_on_as_by_mmdet(coco, tmp_path):
@@ -488,7 +515,7 @@ def test_boxes_of_yolo(folders, file, names, tmp_path):
     changed = open_scenes(scenes.url, "val", tmp_path)
     assert changed.listing.objects[0][0]["bbox"] == [60, 10, 20, 20] and changed.fingerprint != before
     for text in ("parts beyond", "no area"):
-        assert any(text in note for note in changed.notes), text
+        assert any(text in line and "CLASS X Y WIDTH HEIGHT" in line for line in changed.warnings), text
     (unread,) = unread_files(
         tmp_path, [*changed.listing.files, *open_scenes(scenes.url, "train", tmp_path).listing.files]
     )
