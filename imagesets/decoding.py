@@ -168,7 +168,7 @@ def open_header(data: bytes, path: str) -> ImageFile.ImageFile:
 def orientation_of(image: Image.Image) -> int:
     """The EXIF orientation of an image, 2 to 8 if viewers turn it or mirror it; 1 if not, or if its EXIF is damaged.
 
-    Of a PNG it is known once the image is loaded.
+    Of a PNG with EXIF behind its pixels it is known once the image is loaded.
     """
     try:
         orientation = image.info.get(ORIENTATION) or image.getexif().get(ExifTags.Base.Orientation, 1)

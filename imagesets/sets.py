@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile
 
 from engine.extensions import extensions, load_extension, load_extensions
 from engine.files import digest, open_regular, sha256_of_file
@@ -111,10 +111,18 @@ def read_head(path: str | Path) -> bytes:
 
 def image_size(path: Path) -> tuple[int, int]:
     """Width and height in pixels of an image, from its first bytes if they tell. Raises ValueError, naming the file."""
+    return stored_size(read_header(path))
+
+
+def read_header(path: Path) -> ImageFile.ImageFile:
+    """The opened image of a file, from its first bytes if they tell; its pixels cannot be read.
+
+    Raises ValueError, naming the file.
+    """
     try:
-        return stored_size(open_header(read_head(path), str(path)))
+        return open_header(read_head(path), str(path))
     except (OSError, ValueError):  # also for a long header, or one at the end of the file
-        return stored_size(open_header(read_bytes(str(path)), str(path)))
+        return open_header(read_bytes(str(path)), str(path))
 
 
 def warnings_of_pages(split: Split, images: int, open_file: Callable[[int], BinaryIO]) -> tuple[str, ...]:

@@ -7,11 +7,30 @@ image is cut in both; a thin box is scored, as in published numbers, and not tra
 
 from collections.abc import Sequence
 
+from PIL import Image
+
+from imagesets.decoding import orientation_of, stored_size
+
 MIN_BOX_SIDE = 1.0  # pixels
 MAX_OVERHANG = 1.0  # pixels beyond the border, left by rounding and by files that count pixels from 1
 NO_AREA, BEYOND, THIN = "no area within the image", "parts beyond the image", "a side below one pixel"
 
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
+
+
+def size_for_boxes(image: Image.Image, name: str) -> tuple[int, int]:
+    """Width and height of an opened image whose annotation does not state the size that its boxes were drawn on.
+
+    Raises ValueError, with its name, if it has an EXIF orientation, because labelling tools show the turned image.
+    """
+    orientation = 1 if image.format == "PNG" and "exif" not in image.info else orientation_of(image)  # not decoded
+    if orientation != 1:
+        raise ValueError(
+            f"{name} has the EXIF orientation {orientation}: labelling tools draw boxes on the turned image, and here "
+            "pixels are read as they are stored; save the images turned, for example with exiftran -ai, and keep their "
+            "annotations"
+        )
+    return stored_size(image)
 
 
 def cut_at_border(box: Sequence[float], size: tuple[int, int]) -> Box:

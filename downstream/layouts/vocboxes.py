@@ -5,8 +5,9 @@
     ROOT/ImageSets/Main/{train,val}.txt          names, one per line; test.txt if there is no val.txt
 
 The classes are the names of the objects in both lists, sorted. Objects marked as difficult are neither trained nor
-scored. VOC counts pixels from 1, so a box extends from xmin - 1 to xmax; parts outside of the image are cut off. Other
-lists, such as test.txt beside val.txt, are not read.
+scored. VOC counts pixels from 1, so a box extends from xmin - 1 to xmax; parts outside of the image are cut off. An
+image with an EXIF orientation is refused unless its annotation states its size as it is stored. Other lists, such as
+test.txt beside val.txt, are not read.
 """
 
 import xml.etree.ElementTree as ElementTree
@@ -16,12 +17,13 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from downstream.data.boxes import size_for_boxes
 from downstream.data.listing import Instances, find_folder, named_files, read_names
 from downstream.data.tiny_scenes import save_image, save_lines, tiny_objects
 from downstream.layouts.coco import Annotation, Category, CocoFile, ImageEntry, parse_instances
 from engine.files import read_regular
 from imagesets.decoding import MAX_BYTES
-from imagesets.sets import Split, image_size
+from imagesets.sets import Split, read_header
 
 IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
 SERVES = ("coco",)  # layouts whose tasks run on these sets too
@@ -70,7 +72,8 @@ def read_boxes(root: Path, names: list[str], names_for_classes: list[str], split
     boxes: list[Annotation] = []
     for image_id, name in enumerate(names, 1):
         size, objects = annotations[name]
-        width, height = size or image_size(root / "JPEGImages" / images[name])
+        path = f"JPEGImages/{images[name]}"
+        width, height = size or size_for_boxes(read_header(root / path), path)
         entries.append(ImageEntry(id=image_id, file_name=images[name], height=height, width=width))
         for title, (x1, y1, x2, y2), difficult in objects:
             boxes.append(

@@ -8,22 +8,26 @@
     ROOT/data.yaml                               names of the classes; or classes.txt, a name per line
 
 CLASS counts from 0; X and Y are the centre of the box, and all four are shares of the image's sides. An image without
-label file has no objects. Paths in data.yaml are not followed. A folder for test is read only if there is none for val.
+label file has no objects. An image with an EXIF orientation is refused, because labelling tools turn it. Paths in
+data.yaml are not followed. A folder for test is read only if there is none for val.
 """
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from downstream.data.boxes import size_for_boxes
 from downstream.data.listing import MIN_SIDE, Instances, check_different, files_below
 from downstream.data.tiny_scenes import DIGIT_VALUES, save_image, save_lines, tiny_objects
 from downstream.layouts.coco import Annotation, Category, CocoFile, ImageEntry, parse_instances
 from engine.files import read_text
+from imagesets.decoding import UnreadableImage
 from imagesets.listing import SPLIT_WORDS, subfolders
-from imagesets.sets import Split, image_size
+from imagesets.sets import Split, read_header
 from imagesets.walk import EXTENSIONS
 
 IMAGES = {"train": "images/train", "val": "images/val"}
@@ -53,10 +57,9 @@ def listed(root: Path, split: Split) -> Instances:
     content = CocoFile(images=[], annotations=[], categories=[])
     content.categories = [Category(id=number, name=name) for number, name in enumerate(names)]
     for number, (name, stem) in enumerate(zip(files, stems, strict=True), 1):
-        try:
-            width, height = image_size(root / folder / name)
-        except (ValueError, OSError):  # reading the image reports it; with MIN_SIDE, training does not pass over it
-            width, height = MIN_SIDE, MIN_SIDE
+        width = height = MIN_SIDE  # of an unreadable image, which is reported when it is read
+        with suppress(UnreadableImage, OSError):
+            width, height = size_for_boxes(read_header(root / folder / name), f"{folder}/{name}")
         content.images.append(ImageEntry(id=number, file_name=name, height=height, width=width))
         rows = _objects(root, label_files[stem], len(names)) if stem in label_files else ()
         for title, label, (x, y, w, h) in rows:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 from pycocotools import mask as masks
 from refusals import refusal
 from toy_scenes import workspace
@@ -344,6 +344,35 @@ def check_unusual(scenes: SceneSet, before: SceneSet, left_out: int, note: str) 
         assert [instance["ignore_flag"] for instance in sample["instances"]] == [entry["iscrowd"] for entry in objects]
         for x1, y1, x2, y2 in (instance["bbox"] for instance in sample["instances"]):
             assert -1 <= x1 < x2 <= 97 and -1 <= y1 < y2 <= 65
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("layout", ["yolo", "vocboxes"])
+def test_a_turned_image_without_a_stated_size_is_refused(layout, form, tmp_path, capsys, on_terminal):
+    if layout == "yolo":
+        write_yolo(tmp_path, "images/train", "labels/train")
+        write_yolo(tmp_path, "images/val", "labels/val")
+        (tmp_path / "classes.txt").write_text("a\nb\n")
+        path = tmp_path / "images/val/a.png"
+    else:
+        write_voc(tmp_path, XML.format("", "", BOX))
+        path = tmp_path / "JPEGImages/test.png"
+    url, exif = f"{layout}:{tmp_path}", Image.Exif()
+    exif[ExifTags.Base.Orientation] = 8
+    Image.effect_noise((500, 400), 99).convert("RGB").save(path, form, exif=exif)
+    message = refusal(open_data, "objects", url, workspace(tmp_path, url))
+    assert f"{path.relative_to(tmp_path)} has the EXIF orientation 8" in message and "exiftran" in message
+    assert check_scenes(url, read_all=True) == 1
+    assert "EXIF orientation 8" in capsys.readouterr().out
+    exif[ExifTags.Base.Orientation] = 1
+    Image.new("RGB", (60, 50)).save(path, form, exif=exif)
+    assert open_scenes(url, "val", tmp_path).listing.entries[0]["width"] == 60
+    if layout == "vocboxes":  # boxes that fit the stored size, or not the image
+        exif[ExifTags.Base.Orientation] = 8
+        Image.new("RGB", (60, 50)).save(path, form, exif=exif)
+        size = "<size><width>60</width><height>50</height></size>"
+        (tmp_path / "Annotations/test.xml").write_text(XML.format(size, "", BOX))
+        assert not decode_scenes(open_scenes(url, "val", tmp_path)).problems
 
 
 OTHER_FORMS = {  # change of a box x, y, width, height -> part of the warning

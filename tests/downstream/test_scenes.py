@@ -27,9 +27,9 @@ from downstream.data.scenes import (
 )
 from downstream.data.tiny_scenes import COUNTS
 from downstream.layouts.cityscapes import SEEDS, few_image_split
-from downstream.layouts.vocboxes import image_size
 from engine.extensions import extensions
 from imagesets.decoding import decode_rgb, orientation_of, stored_size
+from imagesets.sets import image_size
 
 LISTING = Listing(images=("image",), masks=("mask",), classes=("wall",), classes_of=(0,) * 256)
 
