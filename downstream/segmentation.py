@@ -9,7 +9,7 @@ import torch
 
 from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from checkpoints.spec import ViTSpec
-from downstream.data.scenes import TINY, SceneSet, open_both
+from downstream.data.scenes import TINY, SceneSet, check_palettes, open_both
 from downstream.dense_task import FORWARD_BACKWARD, DenseTask, Flops, flops_on_meta, untrained_export
 from downstream.metrics.scores import constant_scores, weighted_scores
 from downstream.models.operators import libraries_used, quiet_libraries
@@ -87,7 +87,7 @@ class Segmentation(DenseTask):
         """
         self.check_images(space)
         train, val = open_both(space)
-        warnings = space.world.on_rank0(lambda: {str(scenes.split): _mask_warnings(scenes) for scenes in (train, val)})
+        warnings = space.world.on_rank0(lambda: _mask_warnings(train, val))
         if space.world.is_rank0:
             say(*(f"{train.url}: {line}" for lines in warnings.values() for line in lines), errors=True)
         return train, val, warnings
@@ -113,10 +113,13 @@ def window_count(longer: int, shorter: int, crop: int, stride: int) -> int:
     return across * down
 
 
-def _mask_warnings(scenes: SceneSet) -> list[str]:
-    """Warnings on the masks of a split. Raises ValueError if they contain only one class."""
-    scenes.pixels.check()
-    return [] if scenes.url.startswith(TINY) else scenes.pixels.warnings()
+def _mask_warnings(train: SceneSet, val: SceneSet) -> dict[str, list[str]]:
+    """Split -> warnings on its masks. Raises ValueError if they contain one class alone, or their palettes differ."""
+    for scenes in (train, val):
+        scenes.pixels.check()
+    check_palettes(train, val)
+    is_tiny = train.url.startswith(TINY)
+    return {str(scenes.split): [] if is_tiny else scenes.pixels.warnings() for scenes in (train, val)}
 
 
 def segmentation_outcome(

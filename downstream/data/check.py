@@ -9,7 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from downstream.data.listing import Videos, unread_files
-from downstream.data.scenes import CheckedScene, SceneSet, decode_scenes, open_scenes, parse_scene_url
+from downstream.data.scenes import (
+    CheckedScene,
+    SceneSet,
+    check_palettes,
+    decode_scenes,
+    open_scenes,
+    parse_scene_url,
+)
 from engine.printing import say
 from engine.progress import Progress
 from engine.tasks import Task, Workspace
@@ -80,10 +87,11 @@ def problems_of(url: str, tasks: Callable[[], Sequence[Task]], read_all: bool) -
                         problems.append(str(error))
                 say(*(f"    note: {line}" for line in notes))
         if len(splits) == 2:
-            try:
-                splits[0].listing.check_with(splits[1].listing)
-            except ValueError as error:
-                problems.append(str(error))
+            for compare in (lambda train, val: train.listing.check_with(val.listing), check_palettes):
+                try:
+                    compare(*splits)
+                except ValueError as error:
+                    problems.append(str(error))
         if len(checked) == 2 and splits[0].listing.files != splits[1].listing.files:
             digests = [{index: scene.image.digest for index, scene in readable.items()} for readable in checked]
             pairs = [(splits[0].image_path(i), splits[1].image_path(j)) for i, j in same_contents(*digests)]

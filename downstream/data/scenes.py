@@ -10,7 +10,7 @@ Opening a set lists its files and decodes no image. N images, K classes, H x W p
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
@@ -50,17 +50,30 @@ TEXTS = (".json", ".xml", ".txt")  # endings of annotations that are read as a w
 MAX_NAMED_CLASSES = 8  # classes without pixels that a warning names
 MAX_COUNTED_MASKS = 2000  # masks of a split in which a run counts the pixels of each class before it trains
 
+Colour = tuple[int, ...]  # red, green and blue
+GREY_OF_TWO_CLASSES = (1, 255)  # number and grey in palettes of 0 as black and 1 as white, whose numbers are classes
+NUMBERS_ARE_CLASSES = (
+    "the numbers are read as classes; save them as 8-bit PNG in grey, or list the classes with their colours in "
+    "classes.txt of masks:ROOT"
+)
+
 Kind = TypeVar("Kind", Listing, Instances, DepthMaps, ImagePairs, Videos)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SceneSet:
-    """One split of a scene set. root: its folder. listing: its files, and what their annotations mean."""
+    """One split of a scene set.
+
+    root: its folder. listing: its files, and what their annotations mean. palette: video ("" if there are none) and
+    number in a mask -> its colour in the palettes of the masks read so far, by this set or its subsets, and the first
+    of these masks.
+    """
 
     url: str
     split: Split
     root: Path
     listing: Listing | Instances | DepthMaps | ImagePairs
+    palette: dict[tuple[str, int], tuple[Colour, Path]] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.listing.images)
@@ -324,6 +337,8 @@ def scene_mask(scenes: SceneSet, index: int, size: tuple[int, int] | None = None
         mask = open_image(read_regular(path, MAX_BYTES))
         check_values(mask, coloured)
         values = np.asarray(mask.convert("RGB") if coloured else mask, np.uint8)
+    if mask.mode == "P" and not coloured:
+        check_palette(scenes, path, mask)
     if size and values.shape[:2] != tuple(size):
         raise ValueError(
             f"{path}: the mask is {' x '.join(map(str, values.shape[:2]))} pixels and its image {size[0]} x {size[1]}; "
@@ -333,6 +348,41 @@ def scene_mask(scenes: SceneSet, index: int, size: tuple[int, int] | None = None
         return listing.to_classes(values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def check_palette(scenes: SceneSet, path: Path, mask: Image.Image) -> None:
+    """Raise ValueError if the palette of a mask shows that its numbers are not the classes.
+
+    Tools that make a palette for each file number the colours by their frequency, so that a number has another colour
+    in each file. Or all colours are greys, which are the classes.
+    """
+    palette = list(zip(*[iter(mask.getpalette() or [])] * 3, strict=False))
+    used = {number: palette[number] for number, count in enumerate(mask.histogram()[: len(palette)]) if count}
+    if all(len(set(colour)) == 1 for colour in palette):
+        for number, (grey, _, _) in used.items():
+            if number != grey and (number, grey) != GREY_OF_TWO_CLASSES:
+                raise ValueError(f"{path}: its palette shows the number {number} as grey {grey}; {NUMBERS_ARE_CLASSES}")
+    video = path.parent.name if isinstance(scenes.listing, Videos) else ""
+    for number, colour in used.items():
+        first = scenes.palette.setdefault((video, number), (colour, path))
+        if first[0] != colour:
+            raise other_colour(number, (colour, path), first)
+
+
+def check_palettes(train: SceneSet, val: SceneSet) -> None:
+    """Raise ValueError if a number has one colour in the masks of train that were read, and another in those of val."""
+    for key in sorted(train.palette.keys() & val.palette.keys()):
+        if train.palette[key][0] != val.palette[key][0]:
+            raise other_colour(key[1], val.palette[key], train.palette[key])
+
+
+def other_colour(number: int, mask: tuple[Colour, Path], first: tuple[Colour, Path]) -> ValueError:
+    """The error of a mask whose palette shows a number in another colour than a `first` one does."""
+    (colour, path), (first_colour, first_path) = mask, first
+    return ValueError(
+        f"{path}: its palette shows the number {number} as {' '.join(map(str, colour))} (red, green, blue), and that "
+        f"of {first_path} as {' '.join(map(str, first_colour))}; {NUMBERS_ARE_CLASSES}"
+    )
 
 
 def scene_depth(scenes: SceneSet, index: int, size: tuple[int, int]) -> np.ndarray:

@@ -5,6 +5,7 @@ B images, D width, h x w patches, H x W pixels, K classes.
 
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -20,7 +21,7 @@ from checkpoints.export import ViTExport
 from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
-from downstream.data.scenes import SceneSet, check_layout, open_both
+from downstream.data.scenes import SceneSet, check_layout, check_palettes, open_both
 from engine.errors import option
 from engine.progress import Progress
 from engine.tasks import Metric, Score, Task, Workspace, resampled
@@ -108,12 +109,14 @@ class FrozenTask(Task):
 
 
 def check_classes(space: Workspace, *splits: UsableScenes) -> None:
-    """ValueError if the masks of a split hold fewer than two classes, or if one of them cannot be read."""
+    """ValueError if a split's masks hold fewer than two classes or cannot be read, or if palettes of masks differ."""
 
     def check() -> None:
         for scenes, indices, _ in splits:
             used = scenes if len(indices) == len(scenes) else scenes.subset(indices, "usable")
             used.pixels.check()
+        for (first, _, _), (second, _, _) in pairwise(splits):
+            check_palettes(first, second)
 
     space.world.on_rank0(check)
 

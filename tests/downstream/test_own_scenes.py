@@ -22,6 +22,7 @@ from downstream.data.scenes import decode_scenes, open_scenes, scene_mask, tiny_
 from downstream.data.tiny_scenes import COUNTS
 from downstream.layouts.masks import TINY_COLOURS, parse_class_list, read_classes
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASKRCNN
+from downstream.tasks.segmentation_linear import PROTOCOLS as SEGMENTATION_LINEAR
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as SEGMENTER
 from downstream.tasks.upernet_ade20k import PROTOCOLS as UPERNET
 
@@ -167,6 +168,68 @@ def test_values_colours_and_palettes_give_the_same_masks(masks_set, tmp_path):
         reopened = open_scenes(f"masks:{masks_set}", "val", tmp_path)
         assert not decode_scenes(reopened)[0]
         assert all(np.array_equal(mask_classes(reopened, index), mask) for index, mask in enumerate(coloured)), text
+
+
+def write_palettes(root: Path, palettes: dict[str, list[int]]) -> str:
+    """A set with masks of 0 and 1. palettes: SPLIT/NAME of an image -> red, green and blue of 0, of 1, ..."""
+    names = {f"images/{name}": f"masks/{name}" for name in palettes}
+    url = write_masks(root, names)
+    for name, palette in palettes.items():
+        mask = Image.fromarray(np.asarray(Image.open(root / "masks" / name)), "P")
+        mask.putpalette(palette)
+        mask.save(root / "masks" / name)
+    return url
+
+
+@pytest.mark.parametrize("changed", ["train/b.png", "val/c.png"])
+@pytest.mark.parametrize("name", ["segmentation_linear@smoke", "ade_linear@smoke"])
+def test_palettes_that_differ_by_file_are_refused(name, changed, tmp_path, capsys, on_terminal):
+    first, second = [0, 0, 0, 220, 20, 60], [0, 0, 0, 0, 128, 0]
+    names = ("train/a.png", "train/b.png", "val/c.png")
+    url = write_palettes(tmp_path, {name: first for name in names} | {changed: second})
+    task = (UPERNET | SEGMENTATION_LINEAR)[name].task
+    message = refusal(task.run, export_of(), workspace(tmp_path, url, limit=None))
+    assert check_scenes(url, read_all=True) == 1
+    for text in (message, capsys.readouterr().out):
+        parts = ("masks/train/a.png", f"masks/{changed}", "number 1", "220 20 60", "0 128 0", "classes.txt")
+        assert all(part in text for part in parts), text
+    (tmp_path / "classes.txt").write_text("0 0 0 ground\n220 20 60 thing\n0 128 0 other\n")
+    assert check_scenes(url, read_all=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("palette", "refused"),
+    [
+        ([0, 0, 0, 7, 7, 7], True),
+        ([255, 255, 255, 0, 0, 0], True),
+        ([0, 0, 0, 255, 255, 255], False),
+        ([0, 0, 0, 1, 1, 1], False),
+        ([0, 0, 0, 128, 128, 128, 64, 0, 0], False),  # like Pascal VOC's, where 7 is grey 128
+    ],
+)
+def test_grey_palettes_whose_greys_are_not_the_numbers_are_refused(palette, refused, tmp_path):
+    url = write_palettes(tmp_path, {"train/a.png": palette, "val/b.png": palette})
+    problems = decode_scenes(open_scenes(url, "val", tmp_path)).problems
+    assert len(problems) == refused
+    if refused:
+        assert f"{tmp_path}/masks/val/b.png: its palette shows the number" in problems[0]
+        assert f"as grey {palette[3] or 255}" in problems[0]
+
+
+def test_palettes_may_differ_between_videos_but_not_in_one(tmp_path):
+    root = tiny_folder("davis", tmp_path)
+    masks = sorted(root.glob("Annotations/480p/*/*.png"))
+    for path in masks:
+        values = np.asarray(Image.open(path))
+        mask = Image.fromarray(values, "P")
+        mask.putpalette([0, 0, 0, *(list(path.parent.name.encode()[-3:]) * 30)])
+        mask.save(path)
+    scenes = open_scenes(f"davis:{root}", "val", tmp_path)
+    assert len(scenes.videos) > 1 and not decode_scenes(scenes).problems
+    mask.putpalette([0, 0, 0, *range(90)])
+    mask.save(masks[-1])
+    (problem,) = decode_scenes(open_scenes(f"davis:{root}", "val", tmp_path)).problems.values()
+    assert problem.startswith(f"{masks[-1]}: its palette")
 
 
 def test_unknown_values_and_colours_are_named(masks_set, tmp_path):
