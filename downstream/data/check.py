@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from downstream.data.listing import Videos, unread_files
+from downstream.data.listing import DepthMaps, Videos, unread_files
 from downstream.data.scenes import (
     CheckedScene,
     SceneSet,
     check_palettes,
     decode_scenes,
+    depth_warnings,
     open_scenes,
     parse_scene_url,
 )
@@ -79,6 +80,8 @@ def problems_of(url: str, tasks: Callable[[], Sequence[Task]], read_all: bool) -
                     "annotation",
                     [scenes.image_path(index) for index in readable],
                 )
+                if readable and isinstance(scenes.listing, DepthMaps):
+                    notes += depth_warnings(scenes, [scene.farthest for scene in readable.values()])
                 if pixels:
                     notes += pixels.warnings()
                     try:

@@ -57,6 +57,9 @@ NUMBERS_ARE_CLASSES = (
     "classes.txt of masks:ROOT"
 )
 
+ROOM_DEPTH = 1.0  # metres, less than the farthest depth in a set of rooms
+FARTHEST_DEPTH = 10.0  # metres, the largest depth that protocols of depth_linear predict
+
 Kind = TypeVar("Kind", Listing, Instances, DepthMaps, ImagePairs, Videos)
 
 
@@ -402,6 +405,25 @@ def scene_depth(scenes: SceneSet, index: int, size: tuple[int, int]) -> np.ndarr
         raise ValueError(f"{path}: {error}") from error
 
 
+def depth_warnings(scenes: SceneSet, farthest: Sequence[float], limit: float = FARTHEST_DEPTH) -> list[str]:
+    """A warning if depth maps seem to be in another unit: all end nearer than walls of rooms, or half beyond `limit`.
+
+    farthest: largest depths, in metres, of some or all maps. limit: largest depth that a task predicts.
+    """
+    maps, per_metre = f"{len(farthest)} depth maps of {scenes.split}", scenes.depth_maps.per_metre
+    if max(farthest) < ROOM_DEPTH:
+        return [
+            f"{maps} end at {max(farthest):g} m; if they show rooms, they are in another unit (?unit=cm): save "
+            f"{per_metre:g} for each metre"
+        ]
+    if (median := float(np.median(farthest))) > limit:
+        return [
+            f"{maps} end at {median:g} m in the median, beyond the {limit:g} m that are predicted; if that is too far, "
+            f"a metre has another value than {per_metre:g}: give it, such as ?scale=5000"
+        ]
+    return []
+
+
 def check_video(scenes: SceneSet, frames: Sequence[int]) -> None:
     """Raise ValueError, naming the file, unless frames and masks have one size and the first mask shows an object."""
     paths = [path for index in frames for path in (scenes.image_path(index), scenes.mask_path(index))]
@@ -446,13 +468,14 @@ def count_pixels(mask: np.ndarray, classes: int) -> np.ndarray:
 class CheckedScene(NamedTuple):
     """Facts about a scene that can be used.
 
-    annotation: digest of its classes, depths or objects; 0 for a frame or an image of pairs. pixels: `count_pixels` of
-    its mask, or None if it has none of classes.
+    annotation: digest of its classes, depths or objects; that of nothing for a frame or an image of pairs. pixels:
+    `count_pixels` of its mask, or None if it has none of classes. farthest: its largest depth in metres, or 0.
     """
 
     image: ImageFacts
     annotation: int
     pixels: np.ndarray | None
+    farthest: float
 
 
 def check_scene(scenes: SceneSet, index: int) -> CheckedScene:
@@ -464,7 +487,7 @@ def check_scene(scenes: SceneSet, index: int) -> CheckedScene:
     with named_in_errors(scenes.image_path(index)):
         data = read_regular(scenes.image_path(index), MAX_BYTES)
         image = decode_rgb(data, str(scenes.image_path(index)))
-    (width, height), annotation, pixels = image.size, b"", None
+    (width, height), annotation, pixels, farthest = image.size, b"", None, 0.0
     if isinstance(scenes.listing, Videos):
         scene_mask(scenes, index, (height, width))
         frames = scenes.videos[scenes.image_path(index).parent.name]
@@ -477,11 +500,12 @@ def check_scene(scenes: SceneSet, index: int) -> CheckedScene:
         objects = [entry | {"image_id": 0} for entry in scenes.listing.objects[index]]  # without the image's number
         annotation = repr(objects).encode()
     elif isinstance(scenes.listing, DepthMaps):
-        annotation = scene_depth(scenes, index, (height, width)).tobytes()
+        depths = scene_depth(scenes, index, (height, width))
+        annotation, farthest = depths.tobytes(), float(depths.max())
     else:
         for number in np.flatnonzero((scenes.listing.ends == index).any(1)).tolist():
             scene_pair(scenes, number, {index: (width, height)})
-    return CheckedScene(image_facts(image, data), content_digest(annotation), pixels)
+    return CheckedScene(image_facts(image, data), content_digest(annotation), pixels, farthest)
 
 
 class DecodedScenes(NamedTuple):

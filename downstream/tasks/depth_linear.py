@@ -21,7 +21,7 @@ from torchvision.transforms import functional as vision
 from checkpoints.backbone import Backbone
 from checkpoints.flops import forward_flops
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from downstream.data.scenes import SceneSet, open_both, scene_depth, scene_image
+from downstream.data.scenes import SceneSet, depth_warnings, open_both, scene_depth, scene_image
 from downstream.frozen.heads import HeadTask
 from downstream.frozen.task import Layer, Random, UsableScenes, backbone_of, pad_centred, patch_maps, round_up_to_patch
 from engine.errors import option
@@ -46,7 +46,6 @@ NYU_CROP = (45, 472, 43, 608)  # top, bottom, left and right of training images:
 EIGEN_CROP = (45, 471, 41, 601)  # the same of the pixels that evaluations count (Eigen et al. 2014)
 MAX_ROTATION = 2.5  # degrees, of training images
 GAMMA, BRIGHTNESS, TINT = (0.9, 1.1), (0.75, 1.25), (0.9, 1.1)  # ranges of colour changes
-ROOM_DEPTH = 1.0  # metres, less than the farthest depth in a set of rooms
 CHECKED_MAPS = 20  # depth maps whose unit is checked
 METRICS = {  # name -> unit, and whether higher is better
     "rmse": ("m", False),
@@ -333,6 +332,13 @@ class DepthLinear(HeadTask):
             f"another unit (?unit=cm), or the range too small ({option('settings', {f'{self.KEY}.depths': '...'})})?"
         )
 
+    def unit_warnings(self, images: UsableScenes) -> list[str]:
+        """Warnings if CHECKED_MAPS depth maps of a split, evenly spread, seem to be in another unit."""
+        checked = images.indices[np.unique(np.arange(CHECKED_MAPS) * len(images.indices) // CHECKED_MAPS)].tolist()
+        indices = with_progress(checked, "checking the unit of depths", "images")
+        farthest = [float(read_scene(images.scenes, index)[1].max()) for index in indices]
+        return depth_warnings(images.scenes, farthest, self.depths[1])
+
     def read_layers(self, spec: FrozenSpec) -> list[Layer]:
         """The layers that the head reads."""
         if self.layers == "last":
@@ -385,9 +391,11 @@ class DepthLinear(HeadTask):
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         train, val = self.load_scenes(export, space)
-        space.world.on_rank0(lambda: say(*unit_warnings(val), errors=True))
-        last = self.train_heads(export, train, val, space)[-1]
         scenes = val.scenes
+        warnings = space.world.on_rank0(partial(self.unit_warnings, val))
+        if space.world.is_rank0:
+            say(*(f"{scenes.url}: {line}" for line in warnings), errors=True)
+        last = self.train_heads(export, train, val, space)[-1]
         errors = np.full((len(scenes), len(METRICS)), np.nan)
         for index, values in self.evaluate(backbone_of(export, space), [last], val, space).items():
             errors[index] = list(values.values())
@@ -405,6 +413,7 @@ class DepthLinear(HeadTask):
             "steps": last.step,
             "layers": [block % export.spec.depth for block, _ in self.read_layers(export.spec)],
             "images without a counted pixel": int(np.isnan(errors[val.indices, 0]).sum()),
+            **({"warnings": warnings} if warnings else {}),
         }
         head = Head(tensors=last.state, classes=(), facts={"layers": facts["layers"]}) if space.keep_heads else None
         return Outcome(metrics=metrics, arrays={"errors": errors}, facts=facts, head=head)
@@ -449,19 +458,6 @@ def read_scene(scenes: SceneSet, index: int) -> tuple[Tensor, Tensor]:
 def pixels_of(image: Image.Image) -> Tensor:
     """An RGB image as (3, H, W) uint8."""
     return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())
-
-
-def unit_warnings(images: UsableScenes) -> list[str]:
-    """A warning if CHECKED_MAPS depth maps of a split, evenly spread, all end nearer than the walls of a room."""
-    checked = images.indices[np.unique(np.arange(CHECKED_MAPS) * len(images.indices) // CHECKED_MAPS)].tolist()
-    shown = with_progress(checked, "checking the unit of depths", "images")
-    farthest = max(float(read_scene(images.scenes, index)[1].max()) for index in shown)
-    if farthest >= ROOM_DEPTH:
-        return []
-    return [
-        f"{images.scenes.url}: {len(checked)} depth maps of {images.scenes.split} end at {farthest:g} m; if they show "
-        f"rooms, they are in another unit (?unit=cm): save {images.scenes.depth_maps.per_metre:g} for each metre"
-    ]
 
 
 SOURCE = "DINOv3 (facebookresearch/dinov3 6876159) eval/depth/configs/config-nyu.yaml, the last step"

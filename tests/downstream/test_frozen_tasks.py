@@ -300,16 +300,23 @@ def test_depths_that_do_not_count_are_found_before_a_run_and_by_the_check(split,
     replace(DEPTHS, depths=(0.001, 15.0)).check_images(workspace(tmp_path, f"nyu:{nyu}"))
 
 
-def test_depths_in_centimetres_are_warned_of(tmp_path, capsys):
-    """A single map could show near objects, but not all maps of rooms."""
+@pytest.mark.parametrize(("factor", "advice"), [(1, ""), (0.1, "save 1000 for each metre"), (2.2, "?scale=5000")])
+def test_depths_in_another_unit_are_warned_of_in_a_run_and_in_the_check(factor, advice, tmp_path, capsys, on_terminal):
+    """A single map could show near or far objects, but not all maps of rooms."""
     nyu = tiny_folder("nyu", tmp_path)
-    DEPTHS.run(export_of(), workspace(tmp_path, f"nyu:{nyu}", limit=4))
-    assert "another unit" not in capsys.readouterr().err
     for path in nyu.rglob("sync_depth_*.png"):
-        Image.fromarray(np.asarray(Image.open(path)) // 10).save(path)
-    DEPTHS.run(export_of(), workspace(tmp_path, f"nyu:{nyu}", limit=4))
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "another unit" in line]
-    assert "1000 for each metre" in line
+        Image.fromarray((np.asarray(Image.open(path)) * factor).astype(np.uint16)).save(path)
+    outcome = DEPTHS.run(export_of(), workspace(tmp_path, f"nyu:{nyu}", limit=4))
+    warnings = outcome.facts.get("warnings", [])
+    lines = [line for line in capsys.readouterr().err.splitlines() if "depth maps of val" in line]
+    assert lines == [f"nyu:{nyu}#limited-4: {warning}" for warning in warnings] and len(lines) == bool(advice)
+    assert all(advice in line for line in lines)
+    assert main(["data", "check", f"nyu:{nyu}"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("depth maps of") == 2 * bool(advice) and advice in text
+    if factor > 1:  # not if the task is set to such depths
+        far = replace(DEPTHS, depths=(0.001, 20.0)).run(export_of(), workspace(tmp_path, f"nyu:{nyu}", limit=4))
+        assert "warnings" not in far.facts
 
 
 @pytest.mark.parametrize(("task", "skip_bad"), [(SEGMENTER, False), (HUMMINGBIRD, True), (CAPI, False)])
