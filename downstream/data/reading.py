@@ -21,6 +21,7 @@ from imagesets.decoding import FILE_ERRORS, MAX_BYTES, decode_rgb, reason_of
 
 MAX_LOADERS = 8  # processes that read images
 MIN_IMAGES = 500  # with fewer images, starting loader processes takes longer than they save
+LOSSY_FORMATS = ("JPEG", "MPO")  # Pillow's names
 Results = dict[str, Any]  # what mmcv's transforms pass on about an image
 Transform = Callable[[Results], Results]
 
@@ -67,8 +68,20 @@ def named_in_errors(path: Path | str) -> Iterator[None]:
         raise ValueError(f"{path}: cannot be read ({reason_of(error)}); replace the file") from error
 
 
+def check_lossless(image: Image.Image) -> None:
+    """Raise ValueError for a mask or depth map, opened but not loaded, of a format that changes values."""
+    if image.format in LOSSY_FORMATS:
+        raise ValueError(
+            "a JPEG, in which values are not exact; save it as PNG from the original values, not from this"
+        )
+
+
 def check_values(mask: Image.Image, coloured: bool = False) -> None:
-    """Raise ValueError for a mask, opened but not loaded, whose pixels are neither one byte nor, if coloured, RGB."""
+    """Raise ValueError for a mask, opened but not loaded, whose pixels are neither one byte nor, if coloured, RGB.
+
+    Or if it is a JPEG.
+    """
+    check_lossless(mask)
     if coloured:
         if mask.mode not in ("1", "L", "P", "RGB"):
             raise ValueError(f"a mask of Pillow's mode {mask.mode}; save its colours as 8-bit PNG without transparency")

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from downstream.data.listing import IGNORED, DepthMaps, ImagePairs, Instances, Listing, PairAnnotation, Videos
-from downstream.data.reading import check_values, named_in_errors
+from downstream.data.reading import check_lossless, check_values, named_in_errors
 from engine.distributed import World
 from engine.extensions import extensions, load_extension
 from engine.files import folder_atomic, open_regular, read_json, read_regular
@@ -397,7 +397,9 @@ def scene_depth(scenes: SceneSet, index: int, size: tuple[int, int]) -> np.ndarr
     listing = scenes.depth_maps
     path = scenes.root / listing.depths[index]
     with named_in_errors(path):
-        image = load_as_stored(open_image(read_regular(path, MAX_BYTES)))
+        opened = open_image(read_regular(path, MAX_BYTES))
+        check_lossless(opened)
+        image = load_as_stored(opened)
         values = np.asarray(image.convert("RGB") if image.mode == "P" else image)  # numbers in a palette are no depth
     try:
         return listing.metres(values, size)

@@ -18,7 +18,7 @@ from bench.commands.list import about
 from bench.run.prepare import fits, named_urls, open_data
 from bench.run.suites import catalogue
 from downstream.data.listing import IGNORED, Listing
-from downstream.data.scenes import decode_scenes, open_scenes, scene_mask, tiny_folder
+from downstream.data.scenes import decode_scenes, open_scenes, scene_depth, scene_mask, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
 from downstream.layouts.masks import TINY_COLOURS, parse_class_list, read_classes
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASKRCNN
@@ -214,6 +214,19 @@ def test_grey_palettes_whose_greys_are_not_the_numbers_are_refused(palette, refu
     if refused:
         assert f"{tmp_path}/masks/val/b.png: its palette shows the number" in problems[0]
         assert f"as grey {palette[3] or 255}" in problems[0]
+
+
+@pytest.mark.parametrize("layout", ["masks", "ade20k", "davis", "nyu"])
+def test_masks_and_depths_in_jpeg_are_refused(layout, tmp_path):
+    root = tiny_folder(layout, tmp_path)
+    scenes = open_scenes(f"{layout}:{root}", "val", tmp_path)
+    path = root / (scenes.depth_maps.depths if layout == "nyu" else scenes.mask_listing.masks)[1]
+    with Image.open(path) as image:
+        image.convert("RGB" if layout == "masks" else "L").save(path, "JPEG", quality=100)
+    (problem,) = decode_scenes(scenes).problems.values()
+    assert problem.startswith(f"{path}: cannot be read (a JPEG") and "save it as PNG" in problem
+    with pytest.raises(ValueError, match="a JPEG"):
+        scene_depth(scenes, 1, (60, 80)) if layout == "nyu" else scene_mask(scenes, 1)
 
 
 def test_palettes_may_differ_between_videos_but_not_in_one(tmp_path):
