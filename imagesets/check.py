@@ -71,9 +71,10 @@ class SplitReport:
         notes = [*self.image_set.notes, *notes_on_pixels(self.deep_maxima, self.turned)]
         if len(self.sizes):
             readable = np.flatnonzero(self.sizes[:, 0] > 0)
-            paths = [self.image_set.path(index) for index in readable.tolist()]
             notes += _notes_on_files(self.image_set)
-            notes += note_on_copies(self.digests[readable], self.image_set.labels[readable], "label", paths)
+            notes += note_on_copies(
+                readable, self.digests[readable], self.image_set.labels[readable], self.image_set.path
+            )
         return notes
 
 
@@ -228,14 +229,21 @@ def problems_of_pixels(split: Split, pages: np.ndarray, deep_maxima: np.ndarray)
         )
 
 
-def note_on_copies(digests: np.ndarray, labels: np.ndarray, label: str, paths: Sequence[object]) -> list[str]:
+def note_on_copies(
+    indices: np.ndarray,
+    digests: np.ndarray,
+    labels: np.ndarray,
+    path_of: Callable[[int], object],
+    label: str = "label",
+) -> list[str]:
     """A note on images of a split with the same content, and whether some have different labels; [] if there are none.
 
     Args:
-        digests: (M,) of the images.
-        labels: (M,) or (M, L), of the images.
-        label: what a label is called.
-        paths: (M,) of the images.
+        indices: (M,) of the images that were read.
+        digests: (M,) of their contents.
+        labels: (M,) or (M, L).
+        path_of: Returns the path of the image at an index.
+        label: What a label is called.
     """
     _, first, group = np.unique(digests, return_index=True, return_inverse=True)
     originals = first[group]
@@ -245,8 +253,8 @@ def note_on_copies(digests: np.ndarray, labels: np.ndarray, label: str, paths: S
     differ = copies & (labels != labels[originals]).reshape(len(labels), -1).any(axis=1)
     text = f"{counted(int(copies.sum()), 'duplicate')} of other images"
     text += f", {differ.sum()} with another {label}" * bool(differ.any())
-    copy = int(np.flatnonzero(differ if differ.any() else copies)[0])
-    return [f"{text}, such as {paths[copy]} of {paths[originals[copy]]}"]
+    copy = np.flatnonzero(differ if differ.any() else copies)[0]
+    return [f"{text}, such as {path_of(int(indices[copy]))} of {path_of(int(indices[originals[copy]]))}"]
 
 
 def _problems_of_split(report: SplitReport) -> Iterator[str]:

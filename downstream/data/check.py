@@ -75,10 +75,11 @@ def problems_of(url: str, tasks: Callable[[], Sequence[Task]], read_all: bool) -
                 problems += problems_of_pixels(split, np.array([image.pages for image in facts], int), deep_maxima)
                 notes = notes_on_pixels(deep_maxima, sum(image.is_turned for image in facts))
                 notes += note_on_copies(
+                    np.array([*readable], int),
                     np.array([image.digest for image in facts], np.uint64),
                     np.array([scene.annotation for scene in readable.values()], np.uint64),
+                    scenes.image_path,
                     "annotation",
-                    [scenes.image_path(index) for index in readable],
                 )
                 if readable and isinstance(scenes.listing, DepthMaps):
                     notes += depth_warnings(scenes, [scene.farthest for scene in readable.values()])
