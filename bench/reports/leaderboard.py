@@ -500,7 +500,8 @@ def to_terminal(leaderboard: Leaderboard, width: int, groups: Collection[str] | 
     All metrics have their intervals if that fits, otherwise only the first one has. A caveat of several tables is
     printed below the first of them.
 
-    groups: print only these, and no failures, which may belong to other checkpoints and runs; None prints everything.
+    groups: print only these, what is to be said of their image sets, and no failures, which may belong to other
+    checkpoints and runs; None prints everything.
     """
     lines: list[str] = []
     caveats_above: set[str] = set()
@@ -516,7 +517,10 @@ def to_terminal(leaderboard: Leaderboard, width: int, groups: Collection[str] | 
         lines += [group, *text_table(rows, width), *caveats, ""]
     if groups is None:
         lines += troubles(leaderboard)
-    elif omitted := len(leaderboard.groups.keys() - set(groups)):
+        return text_of(lines).rstrip() or "no results yet"
+    names = {group.partition("/")[0] for group in groups}
+    lines += [line for line in leaderboard.problems if line.partition(": ")[0] in names]  # on their image sets
+    if omitted := len(leaderboard.groups.keys() - set(groups)):
         lines += [f"{omitted} more {'table' if omitted == 1 else 'tables'} in leaderboard.md", ""]
     return text_of(lines).rstrip() or "no results yet"
 

@@ -8,7 +8,7 @@ import pytest
 from made_results import made_checkpoint, made_result, save_result
 
 from bench.reports.contents import headline, verdict
-from bench.reports.leaderboard import leaderboard_of, read_leaderboard, to_csv, to_markdown
+from bench.reports.leaderboard import leaderboard_of, read_leaderboard, to_csv, to_markdown, to_terminal
 from bench.reports.page import contents_of
 from bench.reports.record import check_record, write_record
 from bench.reports.site import site_page
@@ -42,6 +42,7 @@ def test_results_on_other_images_of_the_same_name_have_a_table_of_their_own(tmp_
     assert [used.name for used in board.checkpoints_in(group)] == ["b"], "the newest has the name"
     problem = "pets: val changed between results; some of those from before are listed as"
     assert board.problems == (f"{problem} {other.partition('/')[0]}",)
+    assert problem in to_terminal(board, 120, [group])
     assert "better than every other" not in " ".join(map(verdict, contents_of(board).tables))
     assert "pets: val changed between results" in compare(out, ["a", "b"]).left_out[0]
     write_record(out, record)
