@@ -9,6 +9,7 @@ mode, which changes pixels, is used only by `--decode fast`.
 
 import errno
 import io
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -234,7 +235,7 @@ def has_deep_channels(image: ImageFile.ImageFile) -> bool:
     arguments = image.tile[0].args if image.tile else ""
     if image.format == "PPM":
         return isinstance(arguments, tuple) and arguments[1] > 255  # mode and white
-    return ";16" in str(arguments)  # "RGB;16B", or ("RGB;16N", ...) in a TIFF
+    return bool(re.search(";16[BLN]", str(arguments)))  # "RGB;16B", ("RGB;16N", ...) in a TIFF; "BGR;16" has 5 or 6
 
 
 def bits_of(image: Image.Image) -> int:

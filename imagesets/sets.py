@@ -178,8 +178,8 @@ def contents_differ(first: str, second: str) -> bool:
     """Whether the `contents` of two sets with the same fingerprint prove that their images differ.
 
     They do if the sampled bytes or those of annotations differ, or if the sampled files have the same times and inodes
-    but others do not: then some images were overwritten. If the times of all files differ, the files were copied. ""
-    means unknown, and so do annotations that one of the two, of an earlier version, lacks.
+    but others do not: then some images were overwritten. If the times of all files differ, the files were copied. Empty
+    text means unknown. Annotations count only if both have a digest of them, which earlier versions did not record.
     """
     if not first or not second:
         return False
@@ -190,14 +190,14 @@ def contents_differ(first: str, second: str) -> bool:
     return first_bytes != second_bytes or (first_times == second_times and first_all != second_all)
 
 
-def cache_folder(parent: Path, key: Mapping[str, Any], sets: Sequence["ImageSet | Any"], reread: bool = False) -> Path:
+def cache_folder(parent: Path, key: Mapping[str, Any], sets: Sequence["ImageSet | Any"]) -> Path:
     """The folder below `parent` for results computed from image sets.
 
     Its name is the digest of `key`, which holds the sets' fingerprints, and of those bytes that `contents` covers, if
-    there are any. reread: also of the files' times, so that nothing computed from overwritten files is used.
+    there are any.
     """
     parts = [image_set.contents.split("-") for image_set in sets]
-    covered = ["-".join(own if reread else [own[0], *own[3:]]) for own in parts]
+    covered = ["-".join([own[0], *own[3:]]) for own in parts]
     return parent / digest({**key, "contents": covered} if any(covered) else key)[:32]
 
 

@@ -81,11 +81,6 @@ class Recipe(Validated):
             )
         if late := [f"{name}={value} with epochs={self.epochs}: {result}" for name, value, result in self._late()]:
             raise ValueError(f"{'; '.join(late)}; give values below epochs")
-        if (floor := getattr(self.schedule, "floor", 0.0)) > self.peak:
-            raise ValueError(
-                f"schedule.floor={floor} is above the peak learning rate, {self.peak:.3g}, and the rate would rise to "
-                "it; lower schedule.floor, or raise lr"
-            )
         if not self.weight_decay and (end := getattr(self.weight_decay_schedule, "end", 0.0)):
             raise ValueError(
                 f"weight_decay={self.weight_decay} with weight_decay_schedule.end={end}: it would rise to {end}; for "
@@ -105,7 +100,12 @@ class Recipe(Validated):
                 yield name, epochs, BEGINNINGS[name]
 
     def notes(self) -> Iterator[str]:
-        """Lines for the user about settings that a training of so few epochs cannot follow to their end."""
+        """Lines for the user about settings that do not do what they do in the published recipes."""
+        if (floor := getattr(self.schedule, "floor", 0.0)) > self.peak:
+            yield (
+                f"schedule.floor={floor} is above the peak learning rate, {self.peak:.3g} for batch={self.batch}, so "
+                "the rate rises at the end; lower schedule.floor, or raise lr or batch"
+            )
         for name, epochs in epochs_in(dataclasses.asdict(self.settings), RISES).items():
             if epochs > self.epochs:
                 yield (

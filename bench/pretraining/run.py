@@ -5,6 +5,7 @@ features are not kept.
 """
 
 import json
+import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
@@ -287,12 +288,15 @@ def _without_prefix(url: str, error: Exception) -> str:
 
 def _hint_at_import(reference: str, text: str) -> str:
     """How to give an option of an import that a message advises, since a training has none of these; else ""."""
-    names = [option(name) for name in (field.name for field in fields(ImportOptions)) if option(name) in text]
-    if not names:
-        return ""
-    imported = f"`bench import {shlex.quote(reference)} {names[0]} ... --out DIR`"
-    loaded = f"bench.load({reference!r}, {names[0]}=...).save(DIR)"
-    return f"; {names[0]} is an option of imports: {spelled(imported, loaded)}, then {option('init', 'DIR')}"
+    for name in {field.name for field in fields(ImportOptions)} - {"image_size"}:  # a setting of trainings, too
+        advised = spelled(rf"{option(name)}(?![\w-])", rf"\b{name}=")
+        if re.search(advised, text):
+            imported = f"`bench import {shlex.quote(reference)} {option(name)} ... --out DIR`"
+            loaded = f"bench.load({reference!r}, {name}=...).save(DIR)"
+            return (
+                f"; {option(name)} is an option of imports: {spelled(imported, loaded)}, then {option('init', 'DIR')}"
+            )
+    return ""
 
 
 def _hint_at_unlabelled_images(url: str) -> str:

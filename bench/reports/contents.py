@@ -167,7 +167,7 @@ class ReportTable:
 
     @property
     def all_tested(self) -> bool:
-        """Whether every network was compared with the best, whose number may also be one that the task doubts."""
+        """Whether every trained network has a rank: its arrays exist and the task does not doubt its number."""
         return len(self.ranks) == len(self.networks)
 
     @cached_property
@@ -497,7 +497,7 @@ def headline(report: ReportContents) -> str:
         )
         text += f" {share}: seeds can change the order."
     if any(count > 1 for count in report.trainings.values()):
-        text += " Tests are over images, of means over trainings: they leave out how much trainings vary."
+        text += " The tests resample images, not trainings, so they do not cover variation between trainings."
     return text
 
 
@@ -558,8 +558,9 @@ def verdict(table: ReportTable) -> str:
     if not table.ranks:
         text = f"There is no paired test of {table.metrics[0]}, so the networks are not ranked."
     elif len(leaders) == 1:
-        others = "every other" if table.all_tested else f"the {len(table.ranks) - 1} compared with it"
-        text = f"{leaders[0]} leads {on}: better than {others} by a paired test on the same images (5 %, Holm)."
+        tested, others = len(table.ranks) - 1, len(table.networks) - 1
+        than = "every other" if table.all_tested else f"{tested} of the {others} others, which could be tested,"
+        text = f"{leaders[0]} leads {on}: better than {than} by a paired test on the same images (5 %, Holm)."
     elif len(leaders) == len(table.networks):
         text = f"None of the differences between the {len(leaders)} networks is significant {on}."
     else:

@@ -153,8 +153,8 @@ class Leaderboard:
         This is what is bold everywhere: raw pixels, initial weights, published numbers and numbers that the task
         doubts never are, and nothing is in a column without paired tests.
         """
-        level = self.ties[column].level if column in self.ties else ()
-        return checkpoint.key in level and checkpoint.key in self.candidates.get(column, ())
+        tied = self.ties[column].tied if column in self.ties else ()
+        return checkpoint.key in tied and checkpoint.key in self.candidates.get(column, ())
 
     def ranks(self, column: Column) -> dict[Key, str]:
         """Rank of each trained network that was compared with the best of a column; those tied with it share the first
@@ -163,12 +163,12 @@ class Leaderboard:
             return {}
         tied, tested = self.ties[column]
         cells = {key: cell for key, cell in self.candidates.get(column, {}).items() if key in tested}
-        level = len(cells.keys() & tied)
+        count = len(cells.keys() & tied)
         others = sorted(order_of(cell) for key, cell in cells.items() if key not in tied)
         return {
-            key: str(1 + level + bisect_left(others, order_of(cell)))
+            key: str(1 + count + bisect_left(others, order_of(cell)))
             if key not in tied
-            else "1" + f"-{level}" * (level > 1)
+            else "1" + f"-{count}" * (count > 1)
             for key, cell in cells.items()
         }
 
@@ -343,7 +343,7 @@ def notes_on_copies(results: Iterable[Result], labels: Mapping[Key, str]) -> Ite
 
 
 def notes_on_seeds(results: Iterable[Result], labels: Mapping[Key, str]) -> Iterator[str]:
-    """A sentence on trained networks whose numbers are means over different seeds, if there are any."""
+    """A sentence if networks have results of different seeds."""
     seeds: dict[str, list[int]] = defaultdict(list)  # label -> seeds
     for result in results:
         if result.random:
@@ -352,8 +352,8 @@ def notes_on_seeds(results: Iterable[Result], labels: Mapping[Key, str]) -> Iter
     for label, own in seeds.items():
         owners[tuple(sorted(own))].append(label)
     if len(owners) > 1:
-        texts = [f"{in_words(own)}: {counted(len(numbers), 'seed')}" for numbers, own in owners.items()]
-        yield f"Means over different seeds ({'; '.join(texts)}); bench compare compares the seeds that both have."
+        texts = [f"{in_words(own)}: {', '.join(map(str, numbers))}" for numbers, own in owners.items()]
+        yield f"Networks were evaluated with different seeds ({'; '.join(texts)})."
 
 
 def explanations_of(result: Result) -> Iterator[str]:
@@ -709,8 +709,8 @@ def _number(cell: Cell | None, suffix: str) -> float | int | str:
     if cell is None:
         return ""
     low, high = cell.interval or ("", "")
-    spread = {":std": cell.std, ":n": cell.seeds, ":doubtful": int(cell.is_doubtful)}
-    return {"": cell.mean, ":low": low, ":high": high, **spread}[suffix]
+    parts = {"": cell.mean, ":low": low, ":high": high, ":std": cell.std, ":n": cell.seeds}
+    return {**parts, ":doubtful": int(cell.is_doubtful)}[suffix]
 
 
 # Name of a format -> its file, and the function that writes it. The bytes of these depend on the results and this

@@ -140,6 +140,7 @@ def regrouped(results: Sequence[StoredResult]) -> tuple[list[StoredResult], list
 
 
 def _with_sizes(results: Sequence[StoredResult]) -> Iterator[StoredResult]:
+    """The results, those of earlier versions with the size of their images where a later result tells it."""
     sized = {
         (stored.result.checkpoint.key, stored.result.group): stored.result.checkpoint
         for stored in results
@@ -153,6 +154,7 @@ def _with_sizes(results: Sequence[StoredResult]) -> Iterator[StoredResult]:
 
 
 def _apart_by_images(results: Iterable[StoredResult]) -> tuple[list[StoredResult], list[str]]:
+    """The results, those on other images than the newest under another set name, and a line for each such name."""
     results = list(results)
     newest: dict[str, DataUsed] = {}
     for stored in sorted(results, key=lambda stored: stored.result.date):
@@ -165,8 +167,8 @@ def _apart_by_images(results: Iterable[StoredResult]) -> tuple[list[StoredResult
         if data.name in newest and (changed := newest[data.name].differ_from(data)):
             name = f"{data.name}-{digest({**data.fingerprints, **data.reads, **data.contents})[:8]}"
             results[index] = replace(stored, result=replace(stored.result, data=replace(data, name=name)))
-            problem = f"{' and '.join(changed)} changed between results"
-            lines[f"{data.name}: {problem}; some of those from before are listed as {name}"] = None
+            problem = f"{' and '.join(changed)} differ between results"
+            lines[f"{data.name}: {problem}; some on the earlier files are listed as {name}"] = None
     return results, list(lines)
 
 

@@ -85,7 +85,7 @@ def paired_tests(out: Path) -> PairedTestCache:
 class Ties(NamedTuple):
     """The outcome of the paired tests of a column."""
 
-    level: frozenset[Key]  # the best checkpoint and all that it is not significantly better than
+    tied: frozenset[Key]  # the best checkpoint and all that it is not significantly better than
     tested: frozenset[Key]  # the best checkpoint and all that were compared with it
 
 
@@ -95,7 +95,7 @@ def ties_with_best(
     results: Iterable[StoredResult],
     cache: PairedTestCache,
 ) -> dict[Column, Ties]:
-    """Column -> the checkpoints that its best was compared with, and is not significantly better than.
+    """Column -> which checkpoints are tied with its best, and which were tested against it.
 
     Columns without any possible paired test are omitted, such as metrics that have no values for images. To save
     memory, only the arrays of the leaders of one group and of one other checkpoint are loaded at a time.
@@ -127,8 +127,8 @@ def ties_with_best(
             if p or len(numbers) == 1:
                 corrected = dict(zip(p, holm(list(p.values())), strict=True))
                 first = {key for key in numbers if numbers[key] == best[column]}
-                level = first | {key for key, corrected_p in corrected.items() if corrected_p > LEVEL}
-                ties[column] = Ties(frozenset(level), frozenset(first | p.keys()))
+                tied = first | {key for key, corrected_p in corrected.items() if corrected_p > LEVEL}
+                ties[column] = Ties(frozenset(tied), frozenset(first | p.keys()))
     return ties
 
 

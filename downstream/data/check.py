@@ -90,12 +90,12 @@ def problems_of(url: str, tasks: Callable[[], Sequence[Task]], read_all: bool) -
                     except ValueError as error:
                         problems.append(str(error))
                 say(*(f"    note: {line}" for line in notes))
-        if len(splits) == 2:
-            for compare in (lambda train, val: train.listing.check_with(val.listing), check_palettes):
-                try:
-                    compare(*splits)
-                except ValueError as error:
-                    problems.append(str(error))
+        try:
+            if len(splits) == 2:
+                splits[0].listing.check_with(splits[1].listing)
+            check_palettes(*splits)
+        except ValueError as error:
+            problems.append(str(error))
         if len(checked) == 2 and splits[0].listing.files != splits[1].listing.files:
             digests = [{index: scene.image.digest for index, scene in readable.items()} for readable in checked]
             pairs = [(splits[0].image_path(i), splits[1].image_path(j)) for i, j in same_contents(*digests)]

@@ -77,10 +77,8 @@ def check_lossless(image: Image.Image) -> None:
 
 
 def check_values(mask: Image.Image, coloured: bool = False) -> None:
-    """Raise ValueError for a mask, opened but not loaded, whose pixels are neither one byte nor, if coloured, RGB.
-
-    Or if it is a JPEG.
-    """
+    """Raise ValueError for a mask, opened but not loaded, that is a JPEG or has pixels of neither one byte nor, if
+    coloured, RGB."""
     check_lossless(mask)
     if coloured:
         if mask.mode not in ("1", "L", "P", "RGB"):

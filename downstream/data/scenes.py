@@ -52,9 +52,10 @@ MAX_COUNTED_MASKS = 2000  # masks of a split in which a run counts the pixels of
 
 Colour = tuple[int, ...]  # red, green and blue
 GREY_OF_TWO_CLASSES = (1, 255)  # number and grey in palettes of 0 as black and 1 as white, whose numbers are classes
+SAVE_NUMBERS = "save them as 8-bit PNG in grey"
 NUMBERS_ARE_CLASSES = (
-    "the numbers are read as classes; save them as 8-bit PNG in grey, or list the classes with their colours in "
-    "classes.txt of masks:ROOT"
+    f"the numbers are read as classes; {SAVE_NUMBERS}, or list the classes with their colours in classes.txt of "
+    "masks:ROOT"
 )
 
 ROOM_DEPTH = 1.0  # metres, less than the farthest depth in a set of rooms
@@ -68,15 +69,15 @@ class SceneSet:
     """One split of a scene set.
 
     root: its folder. listing: its files, and what their annotations mean. palette: video ("" if there are none) and
-    number in a mask -> its colour in the palettes of the masks read so far, by this set or its subsets, and the first
-    of these masks.
+    number in a mask -> its colours in the palettes of the masks read so far, by this set or its subsets, and the first
+    mask by name with each.
     """
 
     url: str
     split: Split
     root: Path
     listing: Listing | Instances | DepthMaps | ImagePairs
-    palette: dict[tuple[str, int], tuple[Colour, Path]] = field(default_factory=dict, compare=False, repr=False)
+    palette: dict[tuple[str, int], dict[Colour, Path]] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.listing.images)
@@ -341,7 +342,7 @@ def scene_mask(scenes: SceneSet, index: int, size: tuple[int, int] | None = None
         check_values(mask, coloured)
         values = np.asarray(mask.convert("RGB") if coloured else mask, np.uint8)
     if mask.mode == "P" and not coloured:
-        check_palette(scenes, path, mask)
+        record_palette(scenes, path, mask)
     if size and values.shape[:2] != tuple(size):
         raise ValueError(
             f"{path}: the mask is {' x '.join(map(str, values.shape[:2]))} pixels and its image {size[0]} x {size[1]}; "
@@ -353,39 +354,44 @@ def scene_mask(scenes: SceneSet, index: int, size: tuple[int, int] | None = None
         raise ValueError(f"{path}: {error}") from error
 
 
-def check_palette(scenes: SceneSet, path: Path, mask: Image.Image) -> None:
-    """Raise ValueError if the palette of a mask shows that its numbers are not the classes.
+def record_palette(scenes: SceneSet, path: Path, mask: Image.Image) -> None:
+    """Keep the colours of a mask's palette for `check_palettes`.
 
-    Tools that make a palette for each file number the colours by their frequency, so that a number has another colour
-    in each file. Or all colours are greys, which are the classes.
+    Raises ValueError if all are greys that are classes too: then these, and not the numbers, are the classes.
     """
     palette = list(zip(*[iter(mask.getpalette() or [])] * 3, strict=False))
     used = {number: palette[number] for number, count in enumerate(mask.histogram()[: len(palette)]) if count}
-    if all(len(set(colour)) == 1 for colour in palette):
-        for number, (grey, _, _) in used.items():
-            if number != grey and (number, grey) != GREY_OF_TWO_CLASSES:
+    is_video = isinstance(scenes.listing, Videos)
+    greys = {number: colour[0] for number, colour in used.items() if number != IGNORED}
+    if not is_video and all(len(set(colour)) == 1 for colour in palette):
+        valid = {*range(len(scenes.classes)), IGNORED}
+        known = {value for value, label in enumerate(scenes.mask_listing.classes_of) if label in valid}
+        for number, grey in greys.items():
+            if number != grey and (number, grey) != GREY_OF_TWO_CLASSES and known.issuperset(greys.values()):
                 raise ValueError(f"{path}: its palette shows the number {number} as grey {grey}; {NUMBERS_ARE_CLASSES}")
-    video = path.parent.name if isinstance(scenes.listing, Videos) else ""
     for number, colour in used.items():
-        first = scenes.palette.setdefault((video, number), (colour, path))
-        if first[0] != colour:
-            raise other_colour(number, (colour, path), first)
+        masks = scenes.palette.setdefault((path.parent.name if is_video else "", number), {})
+        masks[colour] = min(path, masks.get(colour, path))
 
 
-def check_palettes(train: SceneSet, val: SceneSet) -> None:
-    """Raise ValueError if a number has one colour in the masks of train that were read, and another in those of val."""
-    for key in sorted(train.palette.keys() & val.palette.keys()):
-        if train.palette[key][0] != val.palette[key][0]:
-            raise other_colour(key[1], val.palette[key], train.palette[key])
+def check_palettes(*splits: SceneSet, video: str | None = None) -> None:
+    """Raise ValueError if masks that were read, of a set or of a video, show a number in different colours.
 
-
-def other_colour(number: int, mask: tuple[Colour, Path], first: tuple[Colour, Path]) -> ValueError:
-    """The error of a mask whose palette shows a number in another colour than a `first` one does."""
-    (colour, path), (first_colour, first_path) = mask, first
-    return ValueError(
-        f"{path}: its palette shows the number {number} as {' '.join(map(str, colour))} (red, green, blue), and that "
-        f"of {first_path} as {' '.join(map(str, first_colour))}; {NUMBERS_ARE_CLASSES}"
-    )
+    Tools that make a palette for each file number the colours by their frequency, so that the numbers are neither
+    classes nor objects. video: check this one alone.
+    """
+    colours: dict[tuple[str, int], dict[Colour, Path]] = {}
+    for scenes in splits:
+        for key, masks in scenes.palette.items():
+            colours[key] = {**masks, **colours.get(key, {})}
+    for (name, number), masks in sorted(colours.items()):
+        if len(masks) > 1 and video in (None, name):
+            (first, first_path), (second, second_path) = sorted(masks.items(), key=lambda entry: entry[1])[:2]
+            advice = f"the numbers are read as objects; {SAVE_NUMBERS}" if name else NUMBERS_ARE_CLASSES
+            raise ValueError(
+                f"{second_path}: its palette shows the number {number} as {' '.join(map(str, second))} (red, green, "
+                f"blue), and that of {first_path} as {' '.join(map(str, first))}; {advice}"
+            )
 
 
 def scene_depth(scenes: SceneSet, index: int, size: tuple[int, int]) -> np.ndarray:

@@ -116,7 +116,7 @@ def extract_patches(
     device, count = torch.device(space.device).type, len(images.indices)
     size = batch_size(space.batch_size, device)
     key = {"version": VERSION, "name": name, "batch": size, **images.key(export, space)}
-    folder = world.on_rank0(lambda: cache_folder(space.cache / "patches", key, [scenes], space.reread))
+    folder = world.on_rank0(lambda: cache_folder(space.cache / "patches", key, [scenes]))
     shapes = {
         FEATURES: ((count * per_image, export.spec.width), np.float32),
         "pixels": ((count * per_image, patch * patch), np.uint8),

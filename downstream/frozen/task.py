@@ -5,7 +5,6 @@ B images, D width, h x w patches, H x W pixels, K classes.
 
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -115,8 +114,7 @@ def check_classes(space: Workspace, *splits: UsableScenes) -> None:
         for scenes, indices, _ in splits:
             used = scenes if len(indices) == len(scenes) else scenes.subset(indices, "usable")
             used.pixels.check()
-        for (first, _, _), (second, _, _) in pairwise(splits):
-            check_palettes(first, second)
+        check_palettes(*(scenes for scenes, _, _ in splits))
 
     space.world.on_rank0(check)
 

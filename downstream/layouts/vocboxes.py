@@ -22,7 +22,7 @@ from downstream.data.listing import Instances, find_folder, named_files, read_na
 from downstream.data.tiny_scenes import save_image, save_lines, tiny_objects
 from downstream.layouts.coco import Annotation, Category, CocoFile, ImageEntry, parse_instances
 from engine.files import read_regular
-from imagesets.decoding import MAX_BYTES
+from imagesets.decoding import MAX_BYTES, stored_size
 from imagesets.sets import Split, read_header
 
 IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
@@ -73,7 +73,10 @@ def read_boxes(root: Path, names: list[str], names_for_classes: list[str], split
     for image_id, name in enumerate(names, 1):
         size, objects = annotations[name]
         path = f"JPEGImages/{images[name]}"
-        width, height = size or size_for_boxes(read_header(root / path), path)
+        if size is None:
+            header = read_header(root / path)
+            size = size_for_boxes(header, path) if objects else stored_size(header)
+        width, height = size
         entries.append(ImageEntry(id=image_id, file_name=images[name], height=height, width=width))
         for title, (x1, y1, x2, y2), difficult in objects:
             boxes.append(

@@ -25,7 +25,7 @@ from downstream.data.listing import MIN_SIDE, Instances, check_different, files_
 from downstream.data.tiny_scenes import DIGIT_VALUES, save_image, save_lines, tiny_objects
 from downstream.layouts.coco import Annotation, Category, CocoFile, ImageEntry, parse_instances
 from engine.files import read_text
-from imagesets.decoding import UnreadableImage
+from imagesets.decoding import UnreadableImage, stored_size
 from imagesets.listing import SPLIT_WORDS, subfolders
 from imagesets.sets import Split, read_header
 from imagesets.walk import EXTENSIONS
@@ -57,11 +57,12 @@ def listed(root: Path, split: Split) -> Instances:
     content = CocoFile(images=[], annotations=[], categories=[])
     content.categories = [Category(id=number, name=name) for number, name in enumerate(names)]
     for number, (name, stem) in enumerate(zip(files, stems, strict=True), 1):
+        rows = [*_objects(root, label_files[stem], len(names))] if stem in label_files else []
         width = height = MIN_SIDE  # of an unreadable image, which is reported when it is read
         with suppress(UnreadableImage, OSError):
-            width, height = size_for_boxes(read_header(root / folder / name), f"{folder}/{name}")
+            header = read_header(root / folder / name)
+            width, height = size_for_boxes(header, f"{folder}/{name}") if rows else stored_size(header)
         content.images.append(ImageEntry(id=number, file_name=name, height=height, width=width))
-        rows = _objects(root, label_files[stem], len(names)) if stem in label_files else ()
         for title, label, (x, y, w, h) in rows:
             box = ((x - w / 2) * width, (y - h / 2) * height, w * width, h * height)
             content.annotations.append(Annotation(id=title, image_id=number, category_id=label, bbox=box))

@@ -72,7 +72,7 @@ class Plan:
     def folder(self, space: Workspace) -> Path:
         """The training's folder, named by a digest of its key. All processes must call this together."""
         return space.world.on_rank0(
-            lambda: cache_folder(space.cache / self.task, self.key(space), [self.train, self.val], space.reread)
+            lambda: cache_folder(space.cache / self.task, self.key(space), [self.train, self.val])
         )
 
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
-from downstream.data.scenes import SceneSet, check_video, open_both, scene_image, scene_mask
+from downstream.data.scenes import SceneSet, check_palettes, check_video, open_both, scene_image, scene_mask
 from downstream.frozen.task import (
     FrozenTask,
     backbone_of,
@@ -325,10 +325,12 @@ def read_truth(scenes: SceneSet, frames: list[int]) -> np.ndarray:
     first = scene_mask(scenes, frames[0])
     size = (first.shape[0], first.shape[1])
     others = with_progress(frames[1:], "reading masks", "frames")
+    masks = np.stack([first, *(scene_mask(scenes, index, size) for index in others)])
+    check_palettes(scenes, video=scenes.image_path(frames[0]).parent.name)
     numbers = np.setdiff1d(first, [0, IGNORED])
     renumbered = np.zeros(IGNORED + 1, np.uint8)
     renumbered[numbers], renumbered[IGNORED] = np.arange(1, len(numbers) + 1), IGNORED
-    return renumbered[np.stack([first, *(scene_mask(scenes, index, size) for index in others)])]
+    return renumbered[masks]
 
 
 def object_statistics(predicted: np.ndarray, truth: np.ndarray) -> np.ndarray:

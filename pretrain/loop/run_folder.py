@@ -17,9 +17,8 @@ from engine.training.states import states
 
 # Images of a forward pass, if the loss depends on them; earlier versions did not record it.
 FORWARD_IMAGES = "forward_images"
-# These may differ on resuming: the images may have moved, and a newer version may use other words. The last has a check
-# of its own.
-NOT_COMPARED = ("data.url", "settings.source", "init.assumed", FORWARD_IMAGES)
+# These may differ on resuming: the images may have moved, and a newer version may use other words.
+NOT_COMPARED = ("data.url", "settings.source", "init.assumed", FORWARD_IMAGES)  # the last is checked separately below
 # Patterns of temporary files and folders that a killed process leaves behind (engine/files.py).
 TEMPORARY_RUN_JSON = f".{RUN}.*"
 LEFTOVERS = (TEMPORARY_RUN_JSON, ".log.jsonl.*", ".export.*", ".export-*.*", ".start.*", ".wandb-id.*")

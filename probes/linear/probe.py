@@ -323,7 +323,7 @@ class Probe:
     def folder(self) -> Path:
         """Folder of the training's states. All processes must read this property together."""
         return self.space.world.on_rank0(
-            lambda: cache_folder(self.space.cache / "linear", self.key, [self.train, self.val], self.space.reread)
+            lambda: cache_folder(self.space.cache / "linear", self.key, [self.train, self.val])
         )
 
     @cached_property

@@ -191,7 +191,7 @@ class Finetune(FinetuneSettings, Task):
         sized = self.at_image_size(export)
         classifier = Classifier(sized, len(train.classes), self, space.seed)
         key = self.key(export, train, val, plan, micro_batch_size, space)
-        folder = space.world.on_rank0(lambda: cache_folder(space.cache / "finetune", key, [train, val], space.reread))
+        folder = space.world.on_rank0(lambda: cache_folder(space.cache / "finetune", key, [train, val]))
         training = Training(classifier, self, space, plan=plan, micro_batch_size=micro_batch_size, folder=folder)
         transform = self.eval_transform(sized, space)
         selection = ModelSelection(

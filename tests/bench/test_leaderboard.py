@@ -149,9 +149,10 @@ def test_a_warning_about_several_checkpoints_is_one_caveat():
         result(A, seed=1, facts={"warnings": ["no class token", "unlike others"]}),
         result(replace(A, name="gamma", digest="c" * 64)),
     ]
-    assert leaderboard_of([*warned, *unlike]).caveats["digits/knn@dino"][:2] == (
+    assert leaderboard_of([*warned, *unlike]).caveats["digits/knn@dino"] == (
         f"{A.name} and {B.name}: no class token.",
         f"{A.name}: unlike others.",
+        f"Networks were evaluated with different seeds ({A.name}: 0, 1; {B.name} and gamma: 0).",
     )
     assert leaderboard_of(warned).caveats["digits/knn@dino"] == ("all checkpoints: no class token.",)
 
@@ -185,8 +186,8 @@ def test_an_empty_folder_is_an_empty_board(tmp_path):
 
 
 def test_warnings_of_a_task_are_caveats_of_its_table():
-    board = leaderboard_of([result(A, facts=WARNING), result(B), result(B, seed=1)])
-    assert board.caveats["digits/knn@dino"][0] == f"{A.name}: top1_k20: nothing was fitted."
+    board = leaderboard_of([result(A, facts=WARNING), result(A, seed=1), result(B), result(B, seed=1)])
+    assert board.caveats["digits/knn@dino"] == (f"{A.name}: top1_k20: nothing was fitted.",)
     assert f"> {A.name}: top1_k20: nothing was fitted." in to_markdown(board)
     text = to_terminal(board, width=80)
     assert text.count("nothing was fitted") == 1 and text.count(" ?") == 1  # the number itself is marked

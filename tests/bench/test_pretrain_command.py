@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refusals import refusal
 from small_trainings import in_shards
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from written import lines_of
 
+import bench as bench_api
 from bench.pretraining.run import training_precision
 from bench.results.record import read_result
 from checkpoints.export import ViTExport
@@ -91,6 +93,12 @@ def test_options_of_an_import_are_advised_for_bench_import(refused_pretrain, tmp
     torch.save(weights, tmp_path / "vit.pth")
     reference = f"timm:{tmp_path / 'vit.pth'}"
     refused_pretrain("--init", reference, named=f"bench import {reference} --statistics")
+
+
+def test_a_name_like_an_option_of_an_import_is_no_advice(tmp_path):
+    reference = str(tmp_path / "heads-of-mine" / "branch")
+    message = refusal(bench_api.pretrain, "mae", "smoke", "tiny:", tmp_path / "run", init=reference)
+    assert reference in message and "option of imports" not in message
 
 
 def test_a_dry_run_prints_the_whole_plan_and_writes_nothing(pretrain, tmp_path):

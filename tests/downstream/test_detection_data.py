@@ -364,6 +364,10 @@ def test_a_turned_image_without_a_stated_size_is_refused(layout, form, tmp_path,
     assert f"{path.relative_to(tmp_path)} has the EXIF orientation 8" in message and "exiftran" in message
     assert check_scenes(url, read_all=True) == 1
     assert "EXIF orientation 8" in capsys.readouterr().out
+    if layout == "yolo":  # without a box, nothing is misplaced
+        (tmp_path / "labels/val/a.txt").rename(tmp_path / "labels/a.txt")
+        assert len(open_scenes(url, "val", tmp_path)) == 2
+        (tmp_path / "labels/a.txt").rename(tmp_path / "labels/val/a.txt")
     exif[ExifTags.Base.Orientation] = 1
     Image.new("RGB", (60, 50)).save(path, form, exif=exif)
     assert open_scenes(url, "val", tmp_path).listing.entries[0]["width"] == 60

@@ -18,13 +18,14 @@ from bench.commands.list import about
 from bench.run.prepare import fits, named_urls, open_data
 from bench.run.suites import catalogue
 from downstream.data.listing import IGNORED, Listing
-from downstream.data.scenes import decode_scenes, open_scenes, scene_depth, scene_mask, tiny_folder
+from downstream.data.scenes import check_palettes, decode_scenes, open_scenes, scene_depth, scene_mask, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
 from downstream.layouts.masks import TINY_COLOURS, parse_class_list, read_classes
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASKRCNN
 from downstream.tasks.segmentation_linear import PROTOCOLS as SEGMENTATION_LINEAR
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as SEGMENTER
 from downstream.tasks.upernet_ade20k import PROTOCOLS as UPERNET
+from downstream.tasks.video_propagation import read_truth
 
 
 @pytest.fixture
@@ -198,17 +199,20 @@ def test_palettes_that_differ_by_file_are_refused(name, changed, tmp_path, capsy
 
 
 @pytest.mark.parametrize(
-    ("palette", "refused"),
+    ("palette", "classes", "refused"),
     [
-        ([0, 0, 0, 7, 7, 7], True),
-        ([255, 255, 255, 0, 0, 0], True),
-        ([0, 0, 0, 255, 255, 255], False),
-        ([0, 0, 0, 1, 1, 1], False),
-        ([0, 0, 0, 128, 128, 128, 64, 0, 0], False),  # like Pascal VOC's, where 7 is grey 128
+        ([0, 0, 0, 7, 7, 7], 8, True),
+        ([0, 0, 0, 7, 7, 7], 2, False),  # 7 is no class, so the greys are for people
+        ([255, 255, 255, 0, 0, 0], 2, True),
+        ([0, 0, 0, 255, 255, 255], 2, False),
+        ([0, 0, 0, 128, 128, 128, 255, 255, 255], 3, False),
+        ([0, 0, 0, 1, 1, 1], 2, False),
+        ([0, 0, 0, 128, 128, 128, 64, 0, 0], 200, False),  # like Pascal VOC's, where 7 is grey 128
     ],
 )
-def test_grey_palettes_whose_greys_are_not_the_numbers_are_refused(palette, refused, tmp_path):
+def test_grey_palettes_whose_greys_are_other_classes_are_refused(palette, classes, refused, tmp_path):
     url = write_palettes(tmp_path, {"train/a.png": palette, "val/b.png": palette})
+    (tmp_path / "classes.txt").write_text("".join(f"{number} class {number}\n" for number in range(classes)))
     problems = decode_scenes(open_scenes(url, "val", tmp_path)).problems
     assert len(problems) == refused
     if refused:
@@ -237,12 +241,19 @@ def test_palettes_may_differ_between_videos_but_not_in_one(tmp_path):
         mask = Image.fromarray(values, "P")
         mask.putpalette([0, 0, 0, *(list(path.parent.name.encode()[-3:]) * 30)])
         mask.save(path)
-    scenes = open_scenes(f"davis:{root}", "val", tmp_path)
-    assert len(scenes.videos) > 1 and not decode_scenes(scenes).problems
+    url = f"davis:{root}"
+    scenes = open_scenes(url, "val", tmp_path)
+    assert len(scenes.videos) > 1 and not decode_scenes(scenes).problems and not check_palettes(scenes)
+    frames = list(scenes.videos.values())
+    read_truth(scenes, frames[-1])
     mask.putpalette([0, 0, 0, *range(90)])
     mask.save(masks[-1])
-    (problem,) = decode_scenes(open_scenes(f"davis:{root}", "val", tmp_path)).problems.values()
-    assert problem.startswith(f"{masks[-1]}: its palette")
+    scenes = open_scenes(url, "val", tmp_path)
+    assert not decode_scenes(scenes).problems, "a fault of the video, of which --skip-bad may not choose frames"
+    read_truth(scenes, frames[0])
+    for check in (partial(check_palettes, scenes), partial(read_truth, scenes, frames[-1])):
+        message = refusal(check)
+        assert message.startswith(f"{masks[-1]}: its palette") and "objects" in message and "classes" not in message
 
 
 def test_unknown_values_and_colours_are_named(masks_set, tmp_path):

@@ -1,5 +1,6 @@
 """Images of more than 8 bits are read as their 8-bit version, or refused if no white value is defined."""
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,16 @@ def test_a_check_finds_12_bits_in_files_of_16(name, tmp_path):
 def test_images_of_8_bits_are_not_taken_for_deep_ones(form, tmp_path):
     content = encoded(Image.new("RGB", (16, 12), (9, 9, 9)), form)
     assert "16-bit" not in render(check_image_set(write_folder(tmp_path, content), workers=1))
+
+
+def test_a_bitmap_of_16_bits_a_pixel_is_not_taken_for_a_deep_one(tmp_path):
+    """5, 6 and 5 bits of red, green and blue."""
+    header = struct.pack("<IiiHHIIiiII", 40, 16, 12, 1, 16, 3, 16 * 12 * 2, 0, 0, 0, 0)
+    masks = struct.pack("<III", 0xF800, 0x07E0, 0x001F)
+    start = 14 + len(header) + len(masks)
+    content = struct.pack("<2sIHHI", b"BM", start + 16 * 12 * 2, 0, 0, start) + header + masks + bytes(16 * 12 * 2)
+    report = check_image_set(write_folder(tmp_path, content), workers=1)
+    assert not any(split.unreadable for split in report.splits) and "16-bit" not in render(report)
 
 
 def test_a_check_lists_images_without_a_white_value(tmp_path):
