@@ -160,13 +160,14 @@ def _public_content(path: Path) -> bytes:
 def thinned_log(text: str) -> str:
     """The log of a training with at most LOG_LINES lines of losses, evenly spaced, and all other lines.
 
-    The last line of losses, which has the number of updates, and lines with warnings are kept.
+    The last line of losses, which has the number of updates, and lines with warnings are kept. Numbers have 4 digits.
     """
     lines = text.splitlines(keepends=True)
     of_losses = [number for number, line in enumerate(lines) if '"updates"' in line and '"warnings"' not in line]
     every = ceil(len(of_losses) / LOG_LINES) or 1
     left_out = set(of_losses) - set(of_losses[::-every])
-    return "".join(line for number, line in enumerate(lines) if number not in left_out)
+    kept = "".join(line for number, line in enumerate(lines) if number not in left_out)
+    return re.sub(r"(?<=: )\d+\.\d{3,}(e-?\d+)?", lambda number: f"{float(number[0]):.4g}", kept)
 
 
 def json_of(value: Any) -> bytes:

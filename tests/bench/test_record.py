@@ -23,6 +23,7 @@ from bench.reports.record import (
     json_of,
     number_differences,
     take_up_record,
+    thinned_log,
     write_record,
 )
 from bench.reports.site import about
@@ -131,6 +132,9 @@ def test_contents_of_a_record(folder, written):
     assert [line["step"] for line in log if "updates" in line] == list(range(24, 1051, 27))
     assert 1050 / 27 <= LOG_LINES < 1050 / 26
     assert {"step": 500, "knn_top1": 40.0} in log
+    assert thinned_log('{"step": 1234567, "loss": 0.4118876755237579, "lr": 1.2345678e-05, "knn_top1": 39.75}\n') == (
+        '{"step": 1234567, "loss": 0.4119, "lr": 1.235e-05, "knn_top1": 39.75}\n'
+    )
 
 
 def test_json_of_a_record_keeps_every_value_and_has_a_line_for_each_inner_list():

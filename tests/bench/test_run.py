@@ -401,7 +401,7 @@ def test_results_from_before_and_after_overwriting_are_two_columns(bench, pictur
     assert pictures("--suite", "knn@dino,knn@ibot", "--rerun")[0] == 0
     result_paths(out)[0].write_bytes(before)
     _, output, _ = bench("leaderboard", "--out", out)
-    assert re.search(r"x: \w+ differ between results.* as x-", output.replace("\n", " "))
+    assert re.search(r"x: [\w ]+ differ between results.* as x-", output.replace("\n", " "))
     columns = rows_of(out)[0]
     assert "x/knn@ibot:top1_k10" in columns and "x/knn@dino:top1_k10" not in columns
     assert any(name.startswith("x-") and "/knn@dino:top1_k10" in name for name in columns)
