@@ -65,9 +65,8 @@ def recipe_for(
         published, sizes | {"epochs": MANY, "spec.image_size": side if isinstance(side, int) else spec.side}
     )
     changes = changes_by_path(start, texts, method)
-    # Read apart from these, the other changes contradict no size, no number of epochs and no rate: all misfits are told
-    # at once.
-    free = {path: text for path, text in changes.items() if path in (*sizes, "spec.image_size", "epochs", "lr")}
+    # Read apart from these, the other changes contradict no size and no number of epochs: all misfits are told at once.
+    free = {path: text for path, text in changes.items() if path in (*sizes, "spec.image_size", "epochs")}
     recipe = changed(start, {path: text for path, text in changes.items() if path not in free})
     values, from_recipe = values_by_path(recipe), values_by_path(published)
     values |= {path: from_recipe[path] for path in (*sizes, "spec.image_size") if name} | {"epochs": published.epochs}

@@ -288,9 +288,9 @@ def _without_prefix(url: str, error: Exception) -> str:
 
 def _hint_at_import(reference: str, text: str) -> str:
     """How to give an option of an import that a message advises, since a training has none of these; else ""."""
-    for name in {field.name for field in fields(ImportOptions)} - {"image_size"}:  # a setting of trainings, too
-        advised = spelled(rf"{option(name)}(?![\w-])", rf"\b{name}=")
-        if re.search(advised, text):
+    names = [field.name for field in fields(ImportOptions) if field.name != "image_size"]  # a setting of trainings, too
+    for name in names:
+        if re.search(spelled(rf"{option(name)}(?![\w-])", rf"\b{name}="), text):
             imported = f"`bench import {shlex.quote(reference)} {option(name)} ... --out DIR`"
             loaded = f"bench.load({reference!r}, {name}=...).save(DIR)"
             return (

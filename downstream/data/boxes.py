@@ -6,10 +6,10 @@ image is cut in both; a thin box is scored, as in published numbers, and not tra
 """
 
 from collections.abc import Sequence
-
-from PIL import Image
+from pathlib import Path
 
 from imagesets.decoding import orientation_of, stored_size
+from imagesets.sets import read_header
 
 MIN_BOX_SIDE = 1.0  # pixels
 MAX_OVERHANG = 1.0  # pixels beyond the border, left by rounding and by files that count pixels from 1
@@ -18,13 +18,15 @@ NO_AREA, BEYOND, THIN = "no area within the image", "parts beyond the image", "a
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
 
 
-def size_for_boxes(image: Image.Image, name: str) -> tuple[int, int]:
-    """Width and height of an opened image whose annotation does not state the size that its boxes were drawn on.
+def size_for_boxes(root: Path, name: str, has_boxes: bool) -> tuple[int, int]:
+    """Width and height of the image `root`/`name`, whose annotation does not state the size that boxes were drawn on.
 
-    Raises ValueError, with its name, if it has an EXIF orientation, because labelling tools show the turned image.
+    Raises ValueError if it has boxes and an EXIF orientation, because labelling tools show the turned image, or if it
+    cannot be read.
     """
+    image = read_header(root / name)
     orientation = 1 if image.format == "PNG" and "exif" not in image.info else orientation_of(image)  # not decoded
-    if orientation != 1:
+    if has_boxes and orientation != 1:
         raise ValueError(
             f"{name} has the EXIF orientation {orientation}: labelling tools draw boxes on the turned image, and here "
             "pixels are read as they are stored; save the images turned, for example with exiftran -ai, and keep their "

@@ -6,8 +6,8 @@
 
 The classes are the names of the objects in both lists, sorted. Objects marked as difficult are neither trained nor
 scored. VOC counts pixels from 1, so a box extends from xmin - 1 to xmax; parts outside of the image are cut off. An
-image with an EXIF orientation is refused unless its annotation states its size as it is stored. Other lists, such as
-test.txt beside val.txt, are not read.
+image with objects and an EXIF orientation is refused unless its annotation states its size as it is stored. Other
+lists, such as test.txt beside val.txt, are not read.
 """
 
 import xml.etree.ElementTree as ElementTree
@@ -22,8 +22,8 @@ from downstream.data.listing import Instances, find_folder, named_files, read_na
 from downstream.data.tiny_scenes import save_image, save_lines, tiny_objects
 from downstream.layouts.coco import Annotation, Category, CocoFile, ImageEntry, parse_instances
 from engine.files import read_regular
-from imagesets.decoding import MAX_BYTES, stored_size
-from imagesets.sets import Split, read_header
+from imagesets.decoding import MAX_BYTES
+from imagesets.sets import Split
 
 IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
 SERVES = ("coco",)  # layouts whose tasks run on these sets too
@@ -72,11 +72,7 @@ def read_boxes(root: Path, names: list[str], names_for_classes: list[str], split
     boxes: list[Annotation] = []
     for image_id, name in enumerate(names, 1):
         size, objects = annotations[name]
-        path = f"JPEGImages/{images[name]}"
-        if size is None:
-            header = read_header(root / path)
-            size = size_for_boxes(header, path) if objects else stored_size(header)
-        width, height = size
+        width, height = size or size_for_boxes(root, f"JPEGImages/{images[name]}", has_boxes=bool(objects))
         entries.append(ImageEntry(id=image_id, file_name=images[name], height=height, width=width))
         for title, (x1, y1, x2, y2), difficult in objects:
             boxes.append(

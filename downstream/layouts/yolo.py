@@ -8,7 +8,7 @@
     ROOT/data.yaml                               names of the classes; or classes.txt, a name per line
 
 CLASS counts from 0; X and Y are the centre of the box, and all four are shares of the image's sides. An image without
-label file has no objects. An image with an EXIF orientation is refused, because labelling tools turn it. Paths in
+label file has no objects. One with boxes and an EXIF orientation is refused, because labelling tools turn it. Paths in
 data.yaml are not followed. A folder for test is read only if there is none for val.
 """
 
@@ -25,9 +25,9 @@ from downstream.data.listing import MIN_SIDE, Instances, check_different, files_
 from downstream.data.tiny_scenes import DIGIT_VALUES, save_image, save_lines, tiny_objects
 from downstream.layouts.coco import Annotation, Category, CocoFile, ImageEntry, parse_instances
 from engine.files import read_text
-from imagesets.decoding import UnreadableImage, stored_size
+from imagesets.decoding import UnreadableImage
 from imagesets.listing import SPLIT_WORDS, subfolders
-from imagesets.sets import Split, read_header
+from imagesets.sets import Split
 from imagesets.walk import EXTENSIONS
 
 IMAGES = {"train": "images/train", "val": "images/val"}
@@ -60,8 +60,7 @@ def listed(root: Path, split: Split) -> Instances:
         rows = [*_objects(root, label_files[stem], len(names))] if stem in label_files else []
         width = height = MIN_SIDE  # of an unreadable image, which is reported when it is read
         with suppress(UnreadableImage, OSError):
-            header = read_header(root / folder / name)
-            width, height = size_for_boxes(header, f"{folder}/{name}") if rows else stored_size(header)
+            width, height = size_for_boxes(root, f"{folder}/{name}", has_boxes=bool(rows))
         content.images.append(ImageEntry(id=number, file_name=name, height=height, width=width))
         for title, label, (x, y, w, h) in rows:
             box = ((x - w / 2) * width, (y - h / 2) * height, w * width, h * height)
