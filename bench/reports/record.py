@@ -22,6 +22,8 @@ from bench.results.record import (
     MetricRecord,
     Result,
     images_seen,
+    npz_of,
+    read_arrays,
     read_result,
     result_files,
 )
@@ -52,6 +54,7 @@ SIGNATURE = "SHA256SUMS.sig"  # made by ssh-keygen -Y sign
 CHECKPOINTS = "checkpoints"  # the folder of their descriptions
 OF_EXPORT, OF_RUN = ("config.json", COST), (RUN, LOG)  # files of an export and of its pretraining that are copied
 LOG_LINES = 40  # enough to draw a curve; the logs of long trainings would be most of a record
+LEFT_OUT = "confidence"  # of Result.arrays: no number, table or page needs it, and it is half of a k-NN result's size
 README = """# Record of a leaderboard
 
 Made by `bench record`. Every number of [leaderboard.md](leaderboard.md) comes from a file of `results/`, which says
@@ -116,13 +119,13 @@ def copied_files(out: Path) -> Iterator[tuple[str, bytes]]:
     used: dict[Key, CheckpointUsed] = {}
     for path in result_files(out):
         try:
-            checkpoint = read_result(path).checkpoint
+            result = read_result(path)
         except ValueError as error:
             raise ValueError(f"{error}; repair or delete it") from error
-        used[checkpoint.key] = checkpoint
+        used[result.checkpoint.key] = result.checkpoint
         for file in (path, path.with_suffix(".npz"), path.with_suffix(".log")):
             if file.exists():
-                yield str(file.relative_to(out)), _public_content(file)
+                yield str(file.relative_to(out)), _public_content(file, LEFT_OUT if LEFT_OUT in result.arrays else "")
     for checkpoint in used.values():
         for path in _files_of_checkpoint(out, checkpoint):
             yield f"{CHECKPOINTS}/{checkpoint.unique_name}/{path.name}", _public_content(path)
@@ -141,15 +144,19 @@ def _files_of_checkpoint(out: Path, used: CheckpointUsed) -> list[Path]:
     return []
 
 
-def _public_content(path: Path) -> bytes:
-    """A file's content without the folders of this machine; arrays are unchanged.
+def _public_content(path: Path, left_out: str = "") -> bytes:
+    """A file's content without the folders of this machine; arrays are unchanged, and one of a result may be left out.
 
     Logs of trainings are thinned, and exports lack the activations by which they are checked, which need the weights.
     """
     if path.suffix == ".json":
         content = without_folders(read_json(path))
         content.get("vit_export", {}).pop("fingerprint", None)
+        if left_out:
+            content["arrays"].remove(left_out)
         return json_of(content)
+    if path.suffix == ".npz" and left_out:
+        return npz_of({name: values for name, values in read_arrays(path).items() if name != left_out})
     data = read_regular(path)
     if path.suffix == ".npz":
         return data

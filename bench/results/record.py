@@ -444,10 +444,7 @@ def is_good(path: Path) -> bool:
 def write_result(path: Path, result: Result, arrays: Mapping[str, np.ndarray], log: str = "") -> None:
     """Write the arrays and the log of a result, then the result; arrays and logs of earlier runs are removed."""
     text = result.to_json()
-    buffer = io.BytesIO()
-    if arrays:
-        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # NumPy types the keywords as its own flags
-    companions = {".npz": buffer.getvalue(), ".log": log.encode()}
+    companions = {".npz": npz_of(arrays), ".log": log.encode()}
     for suffix, content in companions.items():
         if content:
             write_atomic(path.with_suffix(suffix), content)
@@ -455,6 +452,14 @@ def write_result(path: Path, result: Result, arrays: Mapping[str, np.ndarray], l
     for suffix, content in companions.items():
         if not content:
             path.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def npz_of(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """The content of an `.npz` file; nothing if there are no arrays."""
+    buffer = io.BytesIO()
+    if arrays:
+        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # NumPy types the keywords as its own flags
+    return buffer.getvalue()
 
 
 def read_result(path: Path) -> Result:

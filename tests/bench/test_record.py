@@ -27,7 +27,7 @@ from bench.reports.record import (
     write_record,
 )
 from bench.reports.site import about
-from bench.results.record import DataUsed, ProtocolUsed, Result, read_result
+from bench.results.record import DataUsed, MetricRecord, ProtocolUsed, Result, read_arrays, read_result
 from bench.run.checkpoints import describe
 from bench.run.outcomes import arrays_of, metric_records
 from bench.run.suites import catalogue
@@ -135,6 +135,23 @@ def test_contents_of_a_record(folder, written):
     assert thinned_log('{"step": 1234567, "loss": 0.4118876755237579, "lr": 1.2345678e-05, "knn_top1": 39.75}\n') == (
         '{"step": 1234567, "loss": 0.4119, "lr": 1.235e-05, "knn_top1": 39.75}\n'
     )
+
+
+def test_a_record_has_no_confidences_unless_a_metric_is_made_of_them(tmp_path):
+    correct, confidence = np.array([1, 0, 1, 1], np.float32), np.array([0.5, 0.25, 1, 0.75], np.float16)
+    checkpoint, others = made_checkpoint("first", 1), {"predicted": np.arange(4), "confidence": confidence}
+    metrics = {"top1": MetricRecord(value=75.0, unit="%", array="top1")}
+    usual = made_result(checkpoint, metrics, arrays=tuple(others))
+    own_metric = {"confidence": MetricRecord(value=0.625, array="confidence")}
+    unusual = made_result(checkpoint, own_metric, protocol=ProtocolUsed(name="sure@mine", version=1))
+    written_arrays = ((usual, {"top1": correct, **others}), (unusual, {"confidence": confidence}))
+    stored = [save_result(tmp_path, result, arrays) for result, arrays in written_arrays]
+    write_record(tmp_path, tmp_path / "record")
+    usual_copy, unusual_copy = (tmp_path / "record" / entry.path.relative_to(tmp_path) for entry in stored)
+    assert read_result(usual_copy).arrays == ("predicted",)
+    arrays = read_arrays(usual_copy)
+    assert set(arrays) == {"predicted", "top1"} and arrays["top1"].tolist() == correct.tolist()
+    assert read_arrays(unusual_copy)["confidence"].tolist() == confidence.tolist()
 
 
 def test_json_of_a_record_keeps_every_value_and_has_a_line_for_each_inner_list():
