@@ -57,11 +57,22 @@ def of_mean(values: np.ndarray, unit: str) -> tuple[tuple[float, float] | None, 
 def of_resampled(values: np.ndarray, images: int) -> tuple[tuple[float, float] | None, str]:
     """The interval of a metric with values (R,) on resamples of `images` images, as ((low, high), method).
 
-    The interval is None for a single image.
+    The interval is None if the metric is defined on a single image.
     """
-    if images < 2:
+    defined = defined_images(values, images)
+    if defined < 2:
         return None, ""
-    return bootstrap_interval(values.astype(np.float64), images), BOOTSTRAP_METHOD
+    return bootstrap_interval(values.astype(np.float64), defined), BOOTSTRAP_METHOD
+
+
+def defined_images(values: np.ndarray, images: int) -> int:
+    """On how many of the resampled `images` a metric is defined, whose values (R,) are NaN on resamples of the others.
+
+    Images without a labelled pixel are such others. If n of N images have labels, (1 - n / N)^N of the resamples have
+    none; from ten images on that is nearly never, and the result is N.
+    """
+    undefined = float(np.isnan(values).mean())
+    return round(images * (1 - undefined ** (1 / images))) if undefined else images
 
 
 def accuracy_interval(values: np.ndarray) -> tuple[float, float]:

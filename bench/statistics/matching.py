@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.results.record import SIZE, MetricRecord, Result, images_seen, labels_of, short
 from bench.results.store import StoredResult
-from bench.statistics.intervals import averages_to
+from bench.statistics.intervals import averages_to, defined_images
 from bench.statistics.paired import PairedTest, compare_images, compare_resamples
 from engine.errors import option
 from engine.printing import did_you_mean
@@ -205,14 +205,15 @@ def _text(value: Any) -> str:
 
 
 def _resampled(match: Match, metric: str) -> tuple[list[np.ndarray], int]:
-    """Values (R,) of both on resamples, means over seeds; and the number of images."""
+    """Values (R,) of both on resamples, means over seeds; and the number of images on which they are defined."""
     first = match.first[0].result
     images = first.metrics[metric].resampled_units or images_seen(first.data, first.limit)
-    if images < 2:
-        raise ValueError(f"{metric}: a single image cannot be resampled; evaluate on more images")
     sides = [np.stack([array_of(stored, metric) for stored in side]).astype(np.float64) for side in match.sides]
     if sides[0].shape[1] != sides[1].shape[1]:
         raise ValueError(
             f"{metric}: {sides[0].shape[1]} resamples against {sides[1].shape[1]}; use {option('rerun', True)} for both"
         )
-    return [side.mean(0) for side in sides], images
+    values = [side.mean(0) for side in sides]
+    if (defined := defined_images(values[0] - values[1], images)) < 2:
+        raise ValueError(f"{metric}: a single image cannot be resampled; evaluate on more images")
+    return values, defined

@@ -30,11 +30,7 @@ def scores(areas: np.ndarray) -> dict[str, float]:
 
 def scene_mious(areas: np.ndarray) -> np.ndarray:
     """mIoU of each scene (N,) in percent, from areas (N, K, 3); NaN for a scene without a labelled pixel."""
-    right, predicted, labelled = (areas[..., column] for column in (RIGHT, PREDICTED, LABELLED))
-    union = predicted + labelled - right
-    iou = np.divide(right, union, out=np.zeros(union.shape), where=union > 0)
-    mious = 100 * iou.sum(1) / np.maximum((union > 0).sum(1), 1)
-    return np.where(labelled.any(1), mious, np.nan)
+    return scores_of_totals(areas)["mIoU"]
 
 
 def worst_and_median(scores: np.ndarray) -> list[int]:
@@ -60,13 +56,18 @@ def constant_scores(areas: np.ndarray) -> tuple[int, dict[str, float]]:
 def scores_of_totals(totals: np.ndarray) -> dict[str, np.ndarray]:
     """mIoU, aAcc and mAcc, (R,) percent each, from areas that are summed over images (R, K, 3)."""
     right, predicted, labelled = (totals[..., column] for column in (RIGHT, PREDICTED, LABELLED))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        iou, accuracy = right / (predicted + labelled - right), right / labelled
+    with np.errstate(invalid="ignore"):  # 0 / 0, where no pixel is labelled
         return {
-            "mIoU": 100 * np.nanmean(iou, axis=1),
+            "mIoU": 100 * _mean_of_classes(right, predicted + labelled - right),
             "aAcc": 100 * right.sum(1) / labelled.sum(1),
-            "mAcc": 100 * np.nanmean(accuracy, axis=1),
+            "mAcc": 100 * _mean_of_classes(right, labelled),
         }
+
+
+def _mean_of_classes(right: np.ndarray, pixels: np.ndarray) -> np.ndarray:
+    """Mean (R,) of right / pixels, both (R, K), over the classes that have pixels; NaN if none has."""
+    shares = np.divide(right, pixels, out=np.zeros(pixels.shape), where=pixels > 0)
+    return shares.sum(1) / (pixels > 0).sum(1)
 
 
 def weighted_scores(trainings: Sequence[np.ndarray], weights: np.ndarray) -> dict[str, np.ndarray]:

@@ -236,7 +236,9 @@ class Hummingbird(SquareTask):
         totals = (weights @ areas.reshape(count, -1).astype(np.float64)).reshape(-1, *rest)
         correct, predicted, labelled = (totals[..., column] for column in (RIGHT, PREDICTED, LABELLED))
         iou = correct / np.maximum(predicted + labelled - correct, 1)
-        return {"mIoU": 100 * iou.mean(1), "aAcc": 100 * correct.sum(1) / labelled.sum(1)}
+        with np.errstate(invalid="ignore"):  # 0 / 0, where no pixel is labelled
+            accuracy = correct.sum(1) / labelled.sum(1)
+        return {"mIoU": 100 * np.where(np.isnan(accuracy), np.nan, iou.mean(1)), "aAcc": 100 * accuracy}
 
 
 @dataclass(frozen=True, kw_only=True)

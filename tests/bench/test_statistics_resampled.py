@@ -5,9 +5,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from bench.statistics.intervals import bootstrap_interval, bootstrap_p_value
+from bench.statistics.intervals import bootstrap_interval, bootstrap_p_value, defined_images, of_resampled
 from bench.statistics.paired import compare_resamples
 from downstream.metrics import scores
+from downstream.tasks.dense_knn import Hummingbird
 from engine.tasks import resampled
 
 pytestmark = pytest.mark.slow
@@ -143,3 +144,20 @@ def test_equal_values_do_not_differ_and_nan_resamples_are_left_out():
     holes = np.append(values, [np.nan] * 20)
     assert bootstrap_interval(holes, 24) == bootstrap_interval(values, 24)
     assert bootstrap_p_value(holes, 24) == bootstrap_p_value(values, 24)
+
+
+@pytest.mark.parametrize(
+    "score", [lambda areas, weights: scores.weighted_scores([areas], weights), Hummingbird().weighted_metrics]
+)
+def test_images_without_labels_make_no_interval_narrower(score):
+    labelled = np.array([[[6, 8, 7], [2, 3, 4]], [[1, 4, 5], [6, 10, 9]], [[9, 9, 9], [0, 1, 1]]])
+    for count in (1, 2, 3):
+        among_others = np.concatenate([labelled[:count], np.zeros((27, 2, 3), np.int64)])
+        for name, values in resampled(partial(score, among_others), len(among_others)).items():
+            assert defined_images(values, len(among_others)) == count
+            interval, _ = of_resampled(values, len(among_others))
+            if count == 1:
+                assert interval is None
+                continue
+            alone = resampled(partial(score, labelled[:count]), count)[name]
+            assert interval == pytest.approx(of_resampled(alone, count)[0], rel=0.02), f"{name} of {count} images"
