@@ -5,10 +5,10 @@ encoder's spec alike, by the bare field name.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import sqrt
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from checkpoints.spec import ViTSpec
 from engine.settings import (
@@ -19,6 +19,7 @@ from engine.settings import (
     PositiveFloat,
     PositiveInt,
     Validated,
+    annotations,
     check_fields,
     validate,
 )
@@ -28,20 +29,25 @@ Rule = Literal["linear", "root"]
 # The choices of `--set schedule=NAME`; a recipe may use any other schedule.
 _KINDS = (WarmupCosine, TableCosine, Multistep, CosineTo, Constant)
 SCHEDULES = {"alternatives": {kind.__name__: kind for kind in _KINDS}}
-# Settings of methods in epochs. These must be below the training's epochs -> what else would never happen.
-BEGINNINGS = {
-    "freeze_prototypes": "the prototypes would never be trained",
-    "mask_start": "no patch would ever be hidden",
-    "momentum_warmup": "the teacher, which is exported, would keep much of its initial weights",
-    "gram_start": "Gram anchoring would never begin",
-}
-# A training may end before these are over -> what then does not reach its final value.
-RISES = {
-    "teacher_warmup": "the teacher's temperature",
-    "end_epoch": "eps and compression_weight",
-    "gram_rise": "the weight of Gram anchoring",
-}
-SWITCHES = {"gram_start": "gram_weight", "gram_rise": "gram_weight"}  # settings that switch others off with 0
+
+
+@dataclass(frozen=True)
+class Begins:
+    """In the annotation of a method's setting in epochs: they must be fewer than those of the training."""
+
+    otherwise: str  # what would never happen
+    switch: str = ""  # a setting that switches this one off with 0
+
+
+@dataclass(frozen=True)
+class Rises:
+    """In the annotation of a method's setting in epochs: a training may end before they are over."""
+
+    what: str  # does then not reach its final value
+    switch: str = ""  # a setting that switches this one off with 0
+
+
+Mark = TypeVar("Mark", Begins, Rises)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +101,9 @@ class Recipe(Validated):
         milestones = getattr(self.schedule, "milestones", ())
         if late := [milestone for milestone in milestones if milestone >= self.epochs]:
             yield "schedule.milestones", milestones, f"nothing is left after {late[0]:g}"
-        for name, epochs in epochs_in(dataclasses.asdict(self.settings), BEGINNINGS).items():
-            if epochs >= self.epochs:
-                yield name, epochs, BEGINNINGS[name]
+        for name, mark in marked(type(self.settings), dataclasses.asdict(self.settings), Begins).items():
+            if (epochs := getattr(self.settings, name)) >= self.epochs:
+                yield name, epochs, mark.otherwise
 
     def notes(self) -> Iterator[str]:
         """Lines for the user about settings that do not do what they do in the published recipes."""
@@ -106,10 +112,10 @@ class Recipe(Validated):
                 f"schedule.floor={floor} is above the peak learning rate, {self.peak:.3g} for batch={self.batch}, so "
                 "the rate rises at the end; lower schedule.floor, or raise lr or batch"
             )
-        for name, epochs in epochs_in(dataclasses.asdict(self.settings), RISES).items():
-            if epochs > self.epochs:
+        for name, mark in marked(type(self.settings), dataclasses.asdict(self.settings), Rises).items():
+            if (epochs := getattr(self.settings, name)) > self.epochs:
                 yield (
-                    f"{name}={epochs} is longer than the training of {self.epochs} epochs, in which {RISES[name]} does "
+                    f"{name}={epochs} is longer than the training of {self.epochs} epochs, in which {mark.what} does "
                     f"not reach its final value; for that, lower {name}"
                 )
 
@@ -136,10 +142,15 @@ class Recipe(Validated):
         return {**_plain_defaults(self), "settings": _plain_defaults(self.settings)}
 
 
-def epochs_in(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
-    """Name -> value of the settings in epochs among `names` that a method has and uses. settings: the method's."""
-    used = {name: settings[name] for name in names if settings.get(SWITCHES.get(name, name)) and name in settings}
-    return {name: value for name, value in used.items() if isinstance(value, int | float)}
+def marked(kind: type, values: Mapping[str, Any], mark: type[Mark]) -> dict[str, Mark]:
+    """Name -> mark of the settings in epochs that are in use. kind: class of a method's settings; values: by name."""
+    marks = {
+        name: entry
+        for name, hint in annotations(kind).items()
+        for entry in getattr(hint, "__metadata__", ())
+        if isinstance(entry, mark)
+    }
+    return {name: entry for name, entry in marks.items() if values[entry.switch or name]}
 
 
 def _plain_defaults(settings: Any) -> dict[str, Any]:

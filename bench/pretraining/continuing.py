@@ -23,7 +23,7 @@ from engine.errors import UserError
 from engine.printing import in_words
 from engine.settings import changed, replaced, setting_text, setting_value, types_of
 from pretrain.loop.initial_weights import SIZES, InitialWeights
-from pretrain.recipe import BEGINNINGS, RISES, Recipe, epochs_in
+from pretrain.recipe import Begins, Recipe, Rises, marked
 
 SLOWER = 10  # divisor of the learning rate, of the epochs on ImageNet-1k, and of the epochs for those of the warm-up
 IMAGENET = 1_281_167  # training images
@@ -78,7 +78,7 @@ def recipe_for(
     encoder_fields = [path.removeprefix("spec.") for path in changes if path.startswith("spec.")]
     fitting = {path: size for path, size in sizes.items() if values[path] != size}
     fitting |= {f"spec.{field}": value for field, value in init.conflicts(recipe.spec, encoder_fields).items()}
-    fitting |= fitting_values(values, spec.patch_size, images)
+    fitting |= fitting_values(values, type(published.settings), spec.patch_size, images)
     names = names_by_path(recipe)
     if wrong := {path: value for path, value in fitting.items() if name or path in changes}:
         needed = [f"{names[p]}={setting_text(v)} instead of {setting_text(values[p])}" for p, v in wrong.items()]
@@ -121,7 +121,9 @@ def continued(values: Values, published: Recipe, images: int | None, kept: Colle
     choose("schedule.warmup", values["epochs"] / SLOWER)
     share = values["epochs"] / published.epochs  # of the recipe's epochs
     choose("schedule.milestones", tuple(share * time for time in getattr(published.schedule, "milestones", ())))
-    for name, time in epochs_in(of_method(values), (*BEGINNINGS, *RISES)).items():
+    kind, own = type(published.settings), of_method(values)
+    for name in (*marked(kind, own, Begins), *marked(kind, own, Rises)):
+        time = own[name]
         choose(f"settings.{name}", round(share * time) if isinstance(time, int) else share * time)
     scale = values["spec.image_size"] / published.spec.side
     for path in [f"settings.{name}" for name in CROPS if hasattr(published.settings, name)]:
@@ -129,8 +131,11 @@ def continued(values: Values, published: Recipe, images: int | None, kept: Colle
     return values
 
 
-def fitting_values(values: Values, patch: int, images: int | None) -> Values:
-    """Path -> value that fits patches of this side, the number of images and the epochs, for all values that do not."""
+def fitting_values(values: Values, kind: type, patch: int, images: int | None) -> Values:
+    """Path -> value that fits patches of this side, the number of images and the epochs, for all values that do not.
+
+    kind: class of the method's settings.
+    """
     whole_patches = range(patch, 4 * max(patch, values["spec.image_size"]) + 1, patch)
     side = min(whole_patches, key=lambda size: abs(size - values["spec.image_size"]))
     choices: dict[str, Sequence[int]] = {}
@@ -151,10 +156,10 @@ def fitting_values(values: Values, patch: int, images: int | None) -> Values:
     milestones = values.get("schedule.milestones", ())
     if milestones and max(milestones) >= values["epochs"]:
         fitting["schedule.milestones"] = tuple(time for time in milestones if time < values["epochs"])
-    late = {name: time for name, time in epochs_in(of_method(values), BEGINNINGS).items() if time >= values["epochs"]}
-    for name, time in late.items():
-        share = values["epochs"] / SLOWER
-        fitting[f"settings.{name}"] = int(share) if isinstance(time, int) else share
+    own, share = of_method(values), values["epochs"] / SLOWER
+    for name in marked(kind, own, Begins):
+        if own[name] >= values["epochs"]:
+            fitting[f"settings.{name}"] = int(share) if isinstance(own[name], int) else share
     return fitting
 
 

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import log
+from typing import Annotated
 
 import torch
 from timm.layers import apply_rot_embed_cat
@@ -41,7 +42,7 @@ from pretrain.parts.masking import take
 from pretrain.parts.teachers import ema_update, frozen_copy, max_over_processes, sinkhorn
 from pretrain.parts.views import ImageViews, crop, view
 from pretrain.parts.weights import TOKEN_STD, capi_vit
-from pretrain.recipe import VIT_L, Recipe, on_32px, smoke
+from pretrain.recipe import VIT_L, Begins, Recipe, on_32px, smoke
 from pretrain.schedules import TruncatedCosine
 
 # Fields of the encoder's spec that may have any value; all others must be those of the published encoders.
@@ -49,6 +50,9 @@ FREE_FIELDS = ("architecture", "image_size", "patch_size", "width", "depth", "he
 FREE_FIELDS += ("norm_eps", "rotary_base", "registers", "register_place", "register_box", "position_resize")
 MAX_LOG_ASSIGNMENT = 50.0  # largest score of a cluster over the images once shifted; exp of it is far from overflow
 EPS = 1e-8  # added to denominators in Sinkhorn-Knopp and in the normalisation of the prototypes
+
+
+TEACHER_STAYS = "the teacher, which is exported, would keep much of its initial weights"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +81,8 @@ class Settings(Validated):
     teacher_momentum: UnitInterval = 0.999  # EMA momentum of the teacher after the momentum's warm-up
     teacher_momentum_start: UnitInterval = 1.0  # EMA momentum at the start of the warm-up; 1: the teacher is fixed
     teacher_momentum_end: UnitInterval = 1.0  # EMA momentum at the end of the half cosine that follows the warm-up
-    momentum_warmup: NonNegativeFloat = 0.0  # epochs of the linear warm-up of the momentum
+    # epochs of the linear warm-up of the momentum
+    momentum_warmup: Annotated[NonNegativeFloat, Begins(TEACHER_STAYS)] = 0.0
     momentum_cut: Fraction = 0.8  # share of the momentum's half cosine that the training covers
     crop_scale: AreaRange = (0.6, 1.0)  # least and largest share of the image's area in a crop
 

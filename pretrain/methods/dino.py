@@ -10,7 +10,7 @@ B images, G = 2 global and N local crops of side S and s, L patches, D width, d 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import log
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from pretrain.parts.losses import dino_loss
 from pretrain.parts.teachers import Centre, Temperature, ema_update, frozen_copy, mean_output
 from pretrain.parts.views import ImageViews, crop, multi_crop, view
 from pretrain.parts.weights import truncated_vit
-from pretrain.recipe import VIT_B, VIT_S, Recipe, on_32px, smoke
+from pretrain.recipe import VIT_B, VIT_S, Begins, Recipe, Rises, on_32px, smoke
 from pretrain.schedules import CosineTo, TableCosine, cosine
 
 GLOBAL_CROPS = 2
@@ -53,16 +53,20 @@ class MultiCropSettings(Validated):
     drop_path: BelowOne = 0.1  # drop path rate of the student's last block
 
 
+FrozenEpochs = Annotated[NonNegativeInt, Begins("the prototypes would never be trained")]
+TeacherWarmup = Annotated[NonNegativeInt, Rises("the teacher's temperature")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class DistillationSettings(MultiCropSettings):
     """Prototypes, temperatures and centre. The defaults are main_dino.py's (49-122)."""
 
     prototypes: PositiveInt = 65536  # K, number of prototypes: the outputs of the projection head
     fixed_prototypes: bool = True  # the prototypes keep unit length (norm_last_layer)
-    freeze_prototypes: NonNegativeInt = 1  # number of first epochs in which the prototypes are frozen
+    freeze_prototypes: FrozenEpochs = 1  # number of first epochs in which the prototypes are frozen
     teacher_temperature: PositiveFloat = 0.04  # temperature of the teacher after its warm-up
     teacher_temperature_start: PositiveFloat = 0.04  # temperature of the teacher at the start of its warm-up
-    teacher_warmup: NonNegativeInt = 0  # epochs of the linear warm-up of the teacher's temperature
+    teacher_warmup: TeacherWarmup = 0  # epochs of the linear warm-up of the teacher's temperature
     student_temperature: PositiveFloat = 0.1  # temperature of the student
     center: bool = True  # centre the teacher's outputs; false: the ablation of table 7
     center_momentum: UnitInterval = 0.9  # EMA momentum of the centre

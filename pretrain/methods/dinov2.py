@@ -52,6 +52,7 @@ from pretrain.methods.dino import (
     MultiCropSettings,
     SelfDistillation,
     TeacherStudent,
+    TeacherWarmup,
     check_crops,
     small_recipes,
 )
@@ -62,7 +63,7 @@ from pretrain.parts.masking import masked_tokens
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, mean_output, sinkhorn_targets
 from pretrain.parts.views import ImageViews, Tensors, Transform, crop, view
 from pretrain.parts.weights import dinov2_vit
-from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe
+from pretrain.recipe import VIT_B, VIT_L, VIT_S, Begins, Recipe, Rises
 from pretrain.schedules import CosineTo, TableCosine, ramp
 
 MaskRange = Annotated[
@@ -251,18 +252,22 @@ def drop_subsets_(vit: ViT, rates: Sequence[float]) -> ViT:
     return vit
 
 
+GramStart = Annotated[NonNegativeInt, Begins("Gram anchoring would never begin", switch="gram_weight")]
+GramRise = Annotated[NonNegativeFloat, Rises("the weight of Gram anchoring", switch="gram_weight")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings(MaskedSettings, DistillationSettings):
     """The defaults are those of configs/ssl_default_config.yaml, which is vitl16_short."""
 
     fixed_prototypes: bool = False  # the prototypes keep unit length
     teacher_temperature: PositiveFloat = 0.07
-    teacher_warmup: NonNegativeInt = 30  # epochs over which the teacher's temperature rises, with every update
+    teacher_warmup: TeacherWarmup = 30  # epochs over which the teacher's temperature rises, with every update
     sinkhorn: bool = False  # targets by Sinkhorn-Knopp over all processes; false: by centring and a softmax
     patch_prototypes: PositiveInt = 131072  # number of prototypes of a separate patch head
     gram_weight: NonNegativeFloat = 0.0  # final weight of Gram anchoring; 0: none (DINOv3: 2.0)
-    gram_start: NonNegativeInt = 1  # epochs before Gram anchoring begins with a first copy of the teacher
-    gram_rise: NonNegativeFloat = 0.0  # epochs over which the weight rises to gram_weight
+    gram_start: GramStart = 1  # epochs before Gram anchoring begins with a first copy of the teacher
+    gram_rise: GramRise = 0.0  # epochs over which the weight rises to gram_weight
     gram_refresh: PositiveInt = 1  # epochs from one copy of the teacher to the next
     gram_copies: NonNegativeInt = 3  # number of copies made during training; 0: the moving teacher itself is used
     gram_size: NonNegativeInt = 0  # side in pixels of the Gram teacher's crops; 0: it sees the global crops

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from pretrain.methods.dino import (
     SMOKE,
     DistillationSettings,
     SelfDistillation,
+    TeacherWarmup,
     small_recipes,
 )
 from pretrain.methods.dino import RECIPES as DINO
@@ -33,7 +35,7 @@ from pretrain.parts.mask_shapes import MaskShape, VaryingMask
 from pretrain.parts.masking import masked_tokens
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, mean_output
 from pretrain.parts.views import ImageViews
-from pretrain.recipe import VIT_B, VIT_L
+from pretrain.recipe import VIT_B, VIT_L, Begins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,7 @@ class Settings(DistillationSettings):
     # class tokens and patches share the teacher's prototypes, an average of the student's for class tokens
     shared_head_teacher: bool = True
     teacher_temperature: PositiveFloat = 0.07
-    teacher_warmup: NonNegativeInt = 30  # epochs of the warm-up of both temperatures
+    teacher_warmup: TeacherWarmup = 30  # epochs of the warm-up of both temperatures
     patch_temperature: PositiveFloat = 0.07  # temperature of the teacher's outputs for patches, after its warm-up
     patch_temperature_start: PositiveFloat = 0.04  # temperature of these outputs at the start of its warm-up
     mask_shape: MaskShape = "block"  # masks of BEiT's rectangles, or of random patches (pred_shape)
@@ -53,7 +55,8 @@ class Settings(DistillationSettings):
     mask_ratios: tuple[UnitInterval, ...] = (0.0, 0.3)
     # spread of each mask ratio, which is uniform between ratio - spread and ratio + spread (pred_ratio_var)
     mask_spreads: tuple[UnitInterval, ...] = (0.0, 0.2)
-    mask_start: NonNegativeInt = 0  # epochs before crops are masked (pred_start_epoch)
+    # epochs before crops are masked (pred_start_epoch)
+    mask_start: Annotated[NonNegativeInt, Begins("no patch would ever be hidden")] = 0
     cls_weight: NonNegativeFloat = 1.0  # lambda 1, weight of the class tokens' loss
     patch_weight: NonNegativeFloat = 1.0  # lambda 2, weight of the masked patches' loss
     global_scale: AreaRange = (0.25, 1.0)

@@ -7,6 +7,7 @@ B images, G = 2 global and N local crops, L patches, m masked ones of all crops,
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from pretrain.methods.dinov2 import RECIPES as DINOV2
 from pretrain.methods.dinov2 import MaskedDistillation, MaskedSettings, patch_head
 from pretrain.methods.simdino import CodingRateSettings, simdino_loss
 from pretrain.parts.losses import masked_mean
-from pretrain.recipe import VIT_B, VIT_L
+from pretrain.recipe import VIT_B, VIT_L, Rises
 from pretrain.schedules import WarmupCosine, cosine
 
 
@@ -29,7 +30,8 @@ class Settings(CodingRateSettings, MaskedSettings):
     eps_end: NonNegativeFloat = 0.0  # final value of eps, reached along half a cosine; 0: eps is constant
     # final value of compression_weight, reached along half a cosine; 0: it is constant
     compression_weight_end: NonNegativeFloat = 0.0
-    end_epoch: NonNegativeInt = 0  # epochs until eps and compression_weight reach their final values; 0: all epochs
+    # epochs until eps and compression_weight reach their final values; 0: all epochs
+    end_epoch: Annotated[NonNegativeInt, Rises("eps and compression_weight")] = 0
     koleo_weight: NonNegativeFloat = 0.0
     layer_scale_init: NonNegativeFloat = 0.1
     teacher_momentum: UnitInterval = 0.9
