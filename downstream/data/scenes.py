@@ -366,9 +366,10 @@ def record_palette(scenes: SceneSet, path: Path, mask: Image.Image) -> None:
     if not is_video and all(len(set(colour)) == 1 for colour in palette):
         valid = {*range(len(scenes.classes)), IGNORED}
         known = {value for value, label in enumerate(scenes.mask_listing.classes_of) if label in valid}
-        for number, grey in greys.items():
-            if number != grey and (number, grey) != GREY_OF_TWO_CLASSES and known.issuperset(greys.values()):
-                raise ValueError(f"{path}: its palette shows the number {number} as grey {grey}; {NUMBERS_ARE_CLASSES}")
+        others = [pair for pair in greys.items() if pair[0] != pair[1] and pair != GREY_OF_TWO_CLASSES]
+        if others and known.issuperset(greys.values()):
+            number, grey = others[0]
+            raise ValueError(f"{path}: its palette shows the number {number} as grey {grey}; {NUMBERS_ARE_CLASSES}")
     for number, colour in used.items():
         masks = scenes.palette.setdefault((path.parent.name if is_video else "", number), {})
         masks[colour] = min(path, masks.get(colour, path))
