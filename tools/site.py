@@ -28,9 +28,8 @@ from bench.published.values import LOG, published_values
 from bench.reports.drawing import svg_of
 from bench.reports.figures import training_figure
 from bench.reports.leaderboard import Leaderboard, cell_text, leaderboard_of
-from bench.reports.record import bibtex_entries, cited, stored_results
+from bench.reports.record import bibtex_entries, cited, recorded_results
 from bench.reports.site import about, training_log, write_site
-from bench.results.store import regrouped
 from bench.run.index import choices_of
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY
@@ -128,8 +127,7 @@ def recipes_page(methods: Mapping[str, ModuleType]) -> Iterator[str]:
 def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
     """Path in the site -> page of each method: a command, its recipes, and its numbers, measured and published."""
     pages, boards = {}, pretraining_boards()
-    results = {record: regrouped(stored_results(record))[0] for record in records()}
-    measured = {record: leaderboard_of(stored.result for stored in own) for record, own in results.items()}
+    measured = {record: leaderboard_of(stored.result for stored in recorded_results(record)[0]) for record in records()}
     for key, module in methods.items():
         papers = [f"Paper: {paper_link(bibtex_entries()[paper][0])}\n" for paper in cited([key])]
         first = next(iter(module.RECIPES))

@@ -13,7 +13,7 @@ from math import floor, log10
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
-from bench.reports.leaderboard import Cell, Leaderboard, leaderboard_of, order_of, with_published, with_ties
+from bench.reports.leaderboard import Cell, Leaderboard, leaderboard_with_ties, order_of, with_published
 from bench.results.record import CheckpointUsed, Result, images_seen, interval_decimals, suffix
 from bench.results.store import StoredResult
 from bench.statistics.compare import interval_text
@@ -250,8 +250,7 @@ def contents(
     for before, after in zip(measured, merged, strict=True):
         trainings[after.result.checkpoint.key].add(before.result.checkpoint.key)
     if cache and any(len(own) > 1 for own in trainings.values()):
-        board = leaderboard_of((stored.result for stored in merged), leaderboard.problems)
-        board = with_ties(replace(board, folder=leaderboard.folder), merged, cache)
+        board = leaderboard_with_ties(merged, cache, leaderboard.problems, leaderboard.folder)
         leaderboard = with_published(board) if leaderboard.published else board
     sources: dict[tuple[str, Key], list[int]] = defaultdict(list)
     for index, stored in enumerate(merged):
@@ -308,7 +307,7 @@ def unlabelled(
     kept = [stored for stored in results if stored.result.checkpoint.method != SUPERVISED]
     if len(kept) == len(results):
         return ()
-    board = with_ties(leaderboard_of(stored.result for stored in kept), kept, cache)
+    board = leaderboard_with_ties(kept, cache)
     return tuple(
         replace(table, board=board, checkpoints=tuple(used for used in table.checkpoints if used in board.rows))
         for table in tables

@@ -226,9 +226,8 @@ def read_leaderboard(out: Path, published: bool = False) -> Leaderboard:
         published: whether to add rows with published numbers of the same protocols.
     """
     results, problems = comparable_results(out)
-    leaderboard = replace(leaderboard_of((stored.result for stored in results), problems), folder=out / "results")
     cache = paired_tests(out)
-    leaderboard = with_ties(leaderboard, results, cache)
+    leaderboard = leaderboard_with_ties(results, cache, problems, out / "results")
     cache.save({stored.identity for stored in results})
     return with_published(leaderboard) if published else leaderboard
 
@@ -269,13 +268,19 @@ def floors_at_chosen_sizes(results: Sequence[Result]) -> list[Result]:
     ]
 
 
-def with_ties(leaderboard: Leaderboard, results: Sequence[StoredResult], cache: PairedTestCache) -> Leaderboard:
-    """The leaderboard of these results, with the networks that paired tests find tied for first in each column."""
+def leaderboard_with_ties(
+    results: Sequence[StoredResult], cache: PairedTestCache, problems: Iterable[str] = (), folder: Path = Path()
+) -> Leaderboard:
+    """The leaderboard of these results, with the networks that paired tests find tied for first in each column.
+
+    problems: as for `leaderboard_of`. folder: of the result files.
+    """
+    leaderboard = leaderboard_of((stored.result for stored in results), problems)
     columns = {
         column: {key: cell.mean for key, cell in cells.items()} for column, cells in leaderboard.candidates.items()
     }
     ties = ties_with_best(columns, leaderboard.best, results, cache)
-    return replace(leaderboard, ties=ties, results=results)
+    return replace(leaderboard, ties=ties, results=results, folder=folder)
 
 
 def _cells(results: Sequence[Result]) -> dict[Column, Cell]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bench.reports.card import read_config, without_folders
-from bench.reports.leaderboard import TEXT_FORMATS, leaderboard_of, with_ties
+from bench.reports.leaderboard import TEXT_FORMATS, leaderboard_of, leaderboard_with_ties
 from bench.results.record import (
     BY_NAME,
     CheckpointUsed,
@@ -194,6 +194,11 @@ def stored_results(folder: Path) -> list[StoredResult]:
     return [StoredResult(path=path, result=read_result(path)) for path in result_files(folder)]
 
 
+def recorded_results(folder: Path) -> tuple[list[StoredResult], list[str]]:
+    """The results of a record as `regrouped`, and a line for each that does not count as it is. ValueError as above."""
+    return regrouped(stored_results(folder))
+
+
 def _version() -> str:
     """`0.1.0`, in a checkout with its commit."""
     return f"{installed(TOOL)}, git {commit}" if (commit := git_commit()) else str(installed(TOOL))
@@ -201,13 +206,11 @@ def _version() -> str:
 
 def derived_files(folder: Path) -> dict[str, str]:
     """Path in the record -> content of each file that is derived from its results and the other copied files."""
-    stored_here, lines = regrouped(stored_results(folder))
-    results = [stored.result for stored in stored_here]
-    leaderboard = leaderboard_of(results, (line.replace(f"{folder}/", "") for line in lines))
+    results, lines = recorded_results(folder)
     # No cache is written into the record, and none in it is trusted.
-    leaderboard = with_ties(leaderboard, stored_here, PairedTestCache())
+    leaderboard = leaderboard_with_ties(results, PairedTestCache(), [line.replace(f"{folder}/", "") for line in lines])
     files = {name: text_of(leaderboard) for name, text_of in TEXT_FORMATS.values()}
-    return files | {"references.bib": references(results), "README.md": README}
+    return files | {"references.bib": references(stored.result for stored in results), "README.md": README}
 
 
 def check_record(folder: Path) -> Iterator[str]:

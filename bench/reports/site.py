@@ -11,11 +11,10 @@ from pathlib import Path
 
 from bench.reports.contents import contents
 from bench.reports.figures import TrainingLog, read_log, updates_in
-from bench.reports.leaderboard import leaderboard_of, with_ties
+from bench.reports.leaderboard import leaderboard_with_ties
 from bench.reports.page import figures_of, page_of
-from bench.reports.record import check_record, stored_results
+from bench.reports.record import check_record, recorded_results
 from bench.results.record import CheckpointUsed
-from bench.results.store import regrouped
 from bench.statistics.significance import PairedTestCache
 from engine.errors import UserError
 from engine.files import read_json, read_text, write_atomic
@@ -62,9 +61,8 @@ def about(record: Path) -> tuple[str, str]:
 
 def site_page(record: Path, title: str = "", back: str = "") -> str:
     """The HTML of a record's page."""
-    results, _ = regrouped(stored_results(record))
     cache = PairedTestCache()  # every test is computed anew
-    leaderboard = with_ties(leaderboard_of(stored.result for stored in results), results, cache)
+    leaderboard = leaderboard_with_ties(recorded_results(record)[0], cache)
     logs = {name: log for used, name in leaderboard.names.items() if (log := training_log(record, used))}
     report = contents(leaderboard, cache, starts_of(record), updates_in(logs))
     own_title, introduction = about(record)

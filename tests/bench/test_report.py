@@ -18,7 +18,7 @@ from small_exports import make_export
 
 from bench.reports.contents import Gain, compared_with_pixels, headline, provenance, verdict
 from bench.reports.details import image_details
-from bench.reports.leaderboard import cell_text, read_leaderboard, with_ties
+from bench.reports.leaderboard import cell_text, leaderboard_with_ties, read_leaderboard
 from bench.reports.page import contents_of, packed, page_of, report_page
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, TrainingCost
 from bench.results.store import comparable_results
@@ -214,8 +214,7 @@ def test_networks_tied_with_the_best_share_a_mean_rank():
 def test_a_metric_without_a_paired_test_has_no_winner(tmp_path):
     metrics = [{"rankme": MetricRecord(value=value, unit="")} for value in (9.0, 3.0)]
     results = [result(made_checkpoint(name, number), 1.0, metrics=metrics[number]) for number, name in enumerate("ab")]
-    leaderboard = made_leaderboard(results)
-    leaderboard = with_ties(leaderboard, leaderboard.results, paired_tests(tmp_path))
+    leaderboard = leaderboard_with_ties(made_leaderboard(results).results, paired_tests(tmp_path))
     assert leaderboard.best and leaderboard.ties == {}
     report = report_of(results)
     assert report.mean_ranks == {} and report.tables[0].shades == {} and not report.tables[0].has_intervals
