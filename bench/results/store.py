@@ -83,33 +83,28 @@ def stamps(out: Path) -> dict[str, Stamp]:
     return {name: current for name, current in stamped.items() if current != NO_FILE}
 
 
-def read_files(out: Path) -> dict[Path, "StoredResult | str"]:
-    """Path of every result file of a folder -> its result, or why it cannot be read."""
+def read_results(out: Path) -> tuple[list[StoredResult], list[str]]:
+    """All results of a folder, and a line for each file that could not be read."""
     earlier = _read_cache(out)
     cached: dict[str, _CachedResult] = {}
-    files: dict[Path, StoredResult | str] = {}
+    results: list[StoredResult] = []
+    problems: list[str] = []
     for name, current in stamps(out).items():
         path, entry = out / "results" / name, earlier.get(name)
         if entry is None or entry["stamp"] != current:
             try:
                 entry = {"stamp": current, "result": read_result(path)}
             except (ValueError, OSError) as error:
-                files[path] = str(error)
+                problems.append(str(error))
                 continue
         cached[name] = entry
         # Arrays are written before their result file, but they may be lost later.
         arrays = stamp(f"{str(path).removesuffix('.json')}.npz")
         identity = digest([str(path).removeprefix(str(out)), current, arrays])[:24]
-        files[path] = StoredResult(path=path, result=entry["result"], identity=identity)
+        results.append(StoredResult(path=path, result=entry["result"], identity=identity))
     if cached != earlier:
         write_cache(_cache_file(out), msgspec.json.encode({"version": _version(), "results": cached}))
-    return files
-
-
-def read_results(out: Path) -> tuple[list[StoredResult], list[str]]:
-    """All results of a folder, and a line for each file that could not be read."""
-    files = read_files(out).values()
-    return [stored for stored in files if isinstance(stored, StoredResult)], [f for f in files if isinstance(f, str)]
+    return results, problems
 
 
 def comparable_results(out: Path) -> tuple[list[StoredResult], list[str]]:
