@@ -85,9 +85,8 @@ class DenseTask(Task):
         check_layout(space.data, self.LAYOUT)
         if space.skip_bad:
             raise ValueError(
-                f"{space.data}: dense tasks cannot skip scenes, run them without {option('skip_bad', True)}; `bench "
-                f"data check "
-                f"{space.data}` names the files to replace"
+                f"{space.data}: dense tasks cannot skip scenes, run them without {option('skip_bad', True)}; "
+                f"`bench data check {space.data}` names the files to replace"
             )
         if space.decode != "exact":
             raise ValueError(

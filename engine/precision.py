@@ -90,15 +90,13 @@ def check_compiler(device: str) -> None:
     if not any(map(shutil.which, [os.environ[variable]] if os.environ.get(variable) else names)):
         raise ValueError(
             f"{option('compiled')} needs a compiler, but there is no {', '.join(names[:-1])} or {names[-1]}: install "
-            f"one "
-            f"(apt-get install g++), name it in {variable}, or leave out {option('compiled')}"
+            f"one (apt-get install g++), name it in {variable}, or leave out {option('compiled')}"
         )
     headers = Path(sysconfig.get_path("include"), "Python.h")
     if not headers.is_file():
         raise ValueError(
             f"{option('compiled')} needs Python's headers, but there is no {headers}: install them (apt-get install "
-            f"python3-dev), "
-            f"or leave out {option('compiled')}"
+            f"python3-dev), or leave out {option('compiled')}"
         )
     if kind == "cuda" and find_spec("triton") is None:
         raise ValueError(
