@@ -11,7 +11,7 @@ from checkpoints.flops import frozen_bytes, training_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec, OwnSpec, own_network
 from checkpoints.spec import SIZES, Preparation
 from checkpoints.vit import ViT, skip_init
-from downstream.data.scenes import TINY, SceneSet, check_layout
+from downstream.data.scenes import TINY, SceneSet, check_workspace
 from downstream.loop.training import Plan, batch_norm_warnings
 from downstream.models.operators import quiet_libraries, require_libraries
 from engine.errors import option
@@ -82,16 +82,11 @@ class DenseTask(Task):
 
     def check_images(self, space: Workspace) -> None:
         require_libraries()
-        check_layout(space.data, self.LAYOUT)
+        check_workspace(space, self.LAYOUT)
         if space.skip_bad:
             raise ValueError(
                 f"{space.data}: dense tasks cannot skip scenes, run them without {option('skip_bad', True)}; "
                 f"`bench data check {space.data}` names the files to replace"
-            )
-        if space.decode != "exact":
-            raise ValueError(
-                f"{space.data}: dense tasks read images with OpenCV, as their sources do; run them without "
-                f"{option('decode', space.decode)}"
             )
 
     def run_training(self, plan: Plan, space: Workspace) -> "TrainedModel":

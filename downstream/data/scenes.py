@@ -22,6 +22,7 @@ from PIL import Image
 from downstream.data.listing import IGNORED, DepthMaps, ImagePairs, Instances, Listing, PairAnnotation, Videos
 from downstream.data.reading import check_lossless, check_values, named_in_errors
 from engine.distributed import World
+from engine.errors import option
 from engine.extensions import extensions, load_extension
 from engine.files import folder_atomic, open_regular, read_json, read_regular
 from engine.machine import run_on_core_threads
@@ -291,11 +292,14 @@ def serves(url: str, layout: str) -> bool:
     return own == layout or (bool(own) and layout in served_layouts(own))
 
 
-def check_layout(url: str, layout: str) -> None:
-    """Raise ValueError unless tasks for scenes of `layout` can run on the set that `url` names."""
+def check_workspace(space: Workspace, layout: str) -> None:
+    """Raise ValueError unless tasks for scenes of `layout` can run on the workspace's set, and decode it exactly."""
+    url = space.data
     parse_scene_url(url)
     if not serves(url, layout):
         raise ValueError(f"{url}: this task needs {layout}:ROOT or tiny-{layout}:")
+    if space.decode != "exact":
+        raise ValueError(f"{url}: dense tasks read images exactly; run them without {option('decode', space.decode)}")
 
 
 def served_layouts(layout: str) -> tuple[str, ...]:

@@ -20,8 +20,7 @@ from checkpoints.export import ViTExport
 from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
-from downstream.data.scenes import SceneSet, check_layout, check_palettes, open_both
-from engine.errors import option
+from downstream.data.scenes import SceneSet, check_palettes, check_workspace, open_both
 from engine.progress import Progress
 from engine.tasks import Metric, Score, Task, Workspace, resampled
 from engine.work import Part, Scale, Work
@@ -88,11 +87,7 @@ class FrozenTask(Task):
             )
 
     def check_images(self, space: Workspace) -> None:
-        check_layout(space.data, self.LAYOUT)
-        if space.decode != "exact":
-            raise ValueError(
-                f"{space.data}: dense tasks read images exactly; run them without {option('decode', space.decode)}"
-            )
+        check_workspace(space, self.LAYOUT)
 
     def load_scenes(
         self, export: FrozenExport, space: Workspace, splits: Sequence[Split] = SPLITS
