@@ -37,7 +37,7 @@ from downstream.frozen.task import (
     resampled_metrics,
     round_up_to_patch,
 )
-from downstream.metrics.previews import preview_arrays, preview_indices, ranked_masks, thumbnail
+from downstream.metrics.previews import preview_arrays, preview_indices, thumbnail
 from downstream.metrics.scores import scene_mious, weighted_scores, worst_and_median
 from engine.files import locked, reserve
 from engine.machine import run_on_core_threads
@@ -325,7 +325,7 @@ class SquareTask(FrozenTask):
 
         shown, ranked = preview_indices(len(areas)), worst_and_median(scene_mious(areas))
         previews = preview_arrays(shown, [small_mask(index) for index in shown.tolist()])
-        previews |= ranked_masks(ranked, [small_mask(index) for index in ranked])
+        previews |= preview_arrays(ranked, [small_mask(index) for index in ranked], "ranked")
         return Outcome(
             metrics=resampled_metrics(partial(self.weighted_metrics, areas), len(areas)),
             arrays={"areas": areas, **previews},

@@ -6,7 +6,7 @@ stores the same of the images with the lowest and with the median mIoU, as "rank
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -41,11 +41,6 @@ def preview_masks(masks: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """The arrays of the previews, from the thumbnails of all images."""
     indices = preview_indices(len(masks))
     return preview_arrays(indices, [masks[index] for index in indices])
-
-
-def ranked_masks(indices: Sequence[int], masks: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays of the scenes of `worst_and_median`, from their thumbnails."""
-    return preview_arrays(np.array(indices, np.int64), masks, "ranked")
 
 
 def stored_masks(arrays: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
@@ -90,10 +85,12 @@ def number_outlines(outlines: Sequence[Any], height: int, width: int) -> np.ndar
     return thumbnail(torch.from_numpy(numbers))
 
 
-def preview_arrays(indices: np.ndarray, masks: Sequence[np.ndarray], kind: str = "shown") -> dict[str, np.ndarray]:
-    """The arrays of some scenes, from their thumbnails. kind: "shown", or "ranked" by their scores."""
+def preview_arrays(
+    indices: Sequence[int] | np.ndarray, masks: Sequence[np.ndarray], kind: Literal["shown", "ranked"] = "shown"
+) -> dict[str, np.ndarray]:
+    """The arrays of some scenes, from their thumbnails. kind: "ranked" for those of `worst_and_median`."""
     padded = np.zeros((len(masks), SIDE, SIDE), np.uint8)
     for canvas, mask in zip(padded, masks, strict=True):
         canvas[: mask.shape[0], : mask.shape[1]] = mask
     sizes = np.array([mask.shape for mask in masks], np.int64).reshape(-1, 2)
-    return {f"{kind}_of": indices, f"{kind}_masks": padded, f"{kind}_sizes": sizes}
+    return {f"{kind}_of": np.asarray(indices, np.int64), f"{kind}_masks": padded, f"{kind}_sizes": sizes}

@@ -42,7 +42,7 @@ from downstream.frozen.task import (
     resize_nearest,
     round_up_to_patch,
 )
-from downstream.metrics.previews import preview_indices, preview_masks, ranked_masks, thumbnail
+from downstream.metrics.previews import preview_arrays, preview_indices, preview_masks, thumbnail
 from downstream.metrics.scores import constant_scores, scene_mious, scores, weighted_scores, worst_and_median
 from engine.errors import option
 from engine.seeding import stream_seeds
@@ -353,7 +353,7 @@ class SegmentationLinear(HeadTask):
         if chosen_on_val:  # of the other heads' masks only those of the evenly spaced scenes were kept
             positions = np.flatnonzero(np.isin(val.indices, ranked))
             results, best = self.evaluate(backbone, [chosen], val.subset(positions), space), 0
-        masks = ranked_masks(ranked, [results[index][1][best] for index in ranked])
+        masks = preview_arrays(ranked, [results[index][1][best] for index in ranked], "ranked")
         constant, floor = constant_scores(areas)
         facts = {
             "train": train.facts,

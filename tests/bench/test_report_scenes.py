@@ -15,7 +15,7 @@ from bench.results.store import StoredResult
 from downstream.data.overlays import FAR_APART, class_colours
 from downstream.data.scenes import SceneSet, open_scenes, scene_mask
 from downstream.frozen.task import class_areas
-from downstream.metrics.previews import preview_detections, preview_masks, ranked_masks, thumbnail
+from downstream.metrics.previews import preview_arrays, preview_detections, preview_masks, thumbnail
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_perfect_masks_look_like_the_labels(tmp_path, cache):
     assert text.count('alt="scene 8, ') == 4
     areas = np.stack([class_areas(mask, mask, len(scenes.classes)) for mask in labels])
     areas[3, :, 0] //= 2  # half of its pixels are wrong: the worst scene
-    ranked = right | ranked_masks([3, 1], [thumbnail(torch.from_numpy(labels[index])) for index in (3, 1)])
+    ranked = right | preview_arrays([3, 1], [thumbnail(torch.from_numpy(labels[index])) for index in (3, 1)], "ranked")
     results["c1"] = measured(tmp_path / "ranked", scenes, 1, ranked | {"areas": areas})
     details = scene_details(results, cache)
     assert details["rows"][0][1] == details["rows"][0][2]
