@@ -14,8 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bench.run.index import FILE, write_index
-from bench.run.suites import KINDS
+from bench.run.index import FILE, TASK_KINDS, write_index
 from engine.errors import on_command_line
 from engine.extensions import FOLDERS, load_extension, source_files
 from engine.files import digest, write_atomic
@@ -32,7 +31,7 @@ def own_tasks() -> dict[str, ModuleType]:
     """Key of a task -> module of its file, without the tasks of plugins, which keep their own records."""
     return {
         key: load_extension(kind, key)
-        for kind in KINDS
+        for kind in TASK_KINDS
         for key, path in source_files(kind).items()
         if path.parent == ROOT.joinpath(*FOLDERS[kind].split("."))
     }

@@ -22,7 +22,7 @@ from engine.printing import did_you_mean
 from engine.settings import alternatives, meanings, setting_text, types_of
 
 FILE = Path(__file__).parents[1] / "index.json"
-KINDS = ("probes", "downstream")
+TASK_KINDS = ("probes", "downstream")  # of extensions that are files of tasks
 
 
 class ProtocolEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,9 +70,9 @@ def is_stored(extension: Extension) -> bool:
 
 def task_entries() -> tuple[dict[Extension, TaskEntry], dict[Extension, str]]:
     """Every task file with its entry, and those that cannot be used with the reason."""
-    broken = {extension: reason for kind in KINDS for extension, reason in refused_plugins(kind).items()}
+    broken = {extension: reason for kind in TASK_KINDS for extension, reason in refused_plugins(kind).items()}
     entries: dict[Extension, TaskEntry] = {}
-    for kind in KINDS:
+    for kind in TASK_KINDS:
         for extension in extensions(kind).values():
             try:
                 stored = is_stored(extension)
@@ -108,7 +108,7 @@ def refuse_unknown(suite: str) -> None:
 
     Nothing is refused if a task file is not in the index, since its names are known only when it is imported.
     """
-    tasks = [extension for kind in KINDS for extension in extensions(kind).values()]
+    tasks = [extension for kind in TASK_KINDS for extension in extensions(kind).values()]
     if not all(map(is_stored, tasks)):
         return
     words = tasks_by_word()
@@ -190,7 +190,7 @@ def with_choices(texts: Mapping[str, str], choices: Mapping[str, str]) -> dict[s
 
 def write_index() -> bool:
     """Write index.json from the code, without plugins; returns whether it changed."""
-    own = [extension for kind in KINDS for extension in extensions(kind).values() if not extension.plugin]
+    own = [extension for kind in TASK_KINDS for extension in extensions(kind).values() if not extension.plugin]
     index = {extension.key: entry_of(extension) for extension in own}
     content = msgspec.json.format(msgspec.json.encode(index), indent=1) + b"\n"
     if FILE.exists() and FILE.read_bytes() == content:

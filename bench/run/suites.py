@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
-from bench.run.index import is_stored, tasks_by_word
+from bench.run.index import TASK_KINDS, is_stored, tasks_by_word
 from engine.errors import UserError, in_one_line
 from engine.extensions import Extension, extensions, import_extension, refused_plugins
 from engine.printing import did_you_mean
 from engine.settings import changed, check_fields, read_changes
 from engine.tasks import AS_REPORTED, Protocol, SelectOn, Task, settings_of, with_reported
 
-KINDS = ("probes", "downstream")
 LAYOUT_IS = "dense tasks name the layout of their scenes, probes none"
 LISTED_BY = "`bench list protocols`"
 
@@ -64,7 +63,7 @@ class Catalogue:
         return [*self.suites, *keys, *self.protocols]
 
 
-def catalogue(kinds: Sequence[str] = KINDS, suite: str = "") -> Catalogue:
+def catalogue(kinds: Sequence[str] = TASK_KINDS, suite: str = "") -> Catalogue:
     """Import task files. Those that fail are left out, with the reason in `broken`.
 
     suite: the value of `--suite`: only the files that it names are imported, and those that the index does not
