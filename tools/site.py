@@ -34,6 +34,7 @@ from bench.run.index import choices_of
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY
 from engine.extensions import load_extensions
+from engine.printing import markdown_table
 from engine.settings import meanings, setting_text
 from pretrain.recipe import Recipe
 from tools.board import Record, companion_file
@@ -278,11 +279,7 @@ def default_of(field: "dataclasses.Field[Any]") -> str:
 
 def markdown_rows(header: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
     """A Markdown table, and an empty line. Cells are literal text, apart from code between backticks."""
-    cells = tuple(header)
-    yield f"| {' | '.join(cells)} |"
-    yield f"|{'---|' * len(cells)}"
-    for row in rows:
-        yield f"| {' | '.join(literal(cell) for cell in row)} |"
+    yield from markdown_table([header, *(map(literal, row) for row in rows)])
     yield ""
 
 
