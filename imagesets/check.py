@@ -138,7 +138,7 @@ def check_image_set(
         read_split(image_set, len(image_set) if read_all else 0, workers, advance) for image_set in image_sets
     )
     if bad := sum(len(report.unreadable) for report in splits):
-        problems.append(f"{bad} unreadable image{'s' * (bad > 1)}, listed above: replace them, or run with --skip-bad")
+        problems.append(f"{counted(bad, 'unreadable image')}, listed above: replace them, or run with --skip-bad")
     problems += chain.from_iterable(map(_problems_of_split, splits))
     if pairs := _in_both_splits(splits):
         text = in_both_text(pairs)
@@ -327,7 +327,7 @@ def same_contents(train: Mapping[int, int], val: Mapping[int, int]) -> list[tupl
 def in_both_text(pairs: Sequence[tuple[object, object]]) -> str:
     """How many images of val are also in train, with an example. pairs: paths in train and val."""
     train, val = pairs[0]
-    return f"{len(pairs)} image{'s' * (len(pairs) > 1)} of val also in train, such as {val} and {train}"
+    return f"{counted(len(pairs), 'image')} of val also in train, such as {val} and {train}"
 
 
 def render(report: Report) -> str:

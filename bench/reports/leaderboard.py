@@ -526,7 +526,7 @@ def to_terminal(leaderboard: Leaderboard, width: int, groups: Collection[str] | 
     names = {group.partition("/")[0] for group in groups}
     lines += [line for line in leaderboard.problems if line.partition(": ")[0] in names]  # on their image sets
     if omitted := len(leaderboard.groups.keys() - set(groups)):
-        lines += [f"{omitted} more {'table' if omitted == 1 else 'tables'} in leaderboard.md", ""]
+        lines += [f"{counted(omitted, 'more table')} in leaderboard.md", ""]
     return text_of(lines).rstrip() or "no results yet"
 
 
@@ -539,7 +539,7 @@ def text_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
         fitting += 1
     lines = table([cells[:fitting] for cells in rows], right=range(1, fitting), indent=2)
     if hidden := len(widths) - fitting:
-        lines.append(f"  ... {hidden} more {'column' if hidden == 1 else 'columns'} in leaderboard.csv")
+        lines.append(f"  ... {counted(hidden, 'more column')} in leaderboard.csv")
     return lines
 
 

@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 
+from engine.printing import counted
 from imagesets.listing import images_below, require_folder, subfolders
 from imagesets.sets import ImageSet, Split
 from imagesets.walk import EXTENSIONS
@@ -29,7 +30,7 @@ def open_split(place: str, split: Split) -> ImageSet:
     if not len(images.names):
         raise ValueError(f"{url}: no image ({', '.join(EXTENSIONS)}) in {place} or the folders in it")
     folders = len({os.path.dirname(name) for name in images.names})
-    notes = [f"no labels: for pretraining alone; images in {folders} folder{'s' * (folders > 1)}"]
+    notes = [f"no labels: for pretraining alone; images in {counted(folders, 'folder')}"]
     if {"train", "val"} <= set(subfolders(place)):
         notes.append(f"train and val are both read; for the training images alone write {url.rstrip('/')}/train")
     return ImageSet(
