@@ -8,10 +8,20 @@ sizes. "pixels" is the only name that is not timm's; it means raw pixels without
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta
 
 from engine.errors import option
-from engine.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, ProperFraction, Validated
+from engine.settings import (
+    Fraction,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ProperFraction,
+    UnitInterval,
+    Validated,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -333,12 +343,23 @@ _FIELD_NAMES = [field.name for field in fields(ViTSpec)]
 EVA_FIELDS = frozenset(_FIELD_NAMES[_FIELD_NAMES.index("key_bias") :])
 
 
+# Of three channels, pixels being 0 to 1. With those of pixels up to 255, all images would look nearly black.
+Means = Annotated[
+    tuple[UnitInterval, UnitInterval, UnitInterval],
+    Meta(description="three numbers from 0 to 1 (divide by 255 if they are of pixels up to 255)"),
+]
+Deviations = Annotated[
+    tuple[Fraction, Fraction, Fraction],
+    Meta(description="three numbers above 0 and up to 1 (divide by 255 if they are of pixels up to 255)"),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Preparation(Validated):
     """How images are prepared: resize the short side to size / crop, crop the centre, normalise."""
 
-    mean: tuple[float, float, float] = IMAGENET_MEAN  # of the three channels, pixels being 0 to 1
-    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = IMAGENET_STD  # of the three channels
+    mean: Means = IMAGENET_MEAN
+    std: Deviations = IMAGENET_STD
     interpolation: str = "bicubic"  # of the resizing
     crop: Fraction = 0.875  # 224 / 256
 

@@ -349,7 +349,7 @@ def timm_model(model: torch.nn.Module, reference: str, image_size: int | tuple[i
         tensors=tensors,
         facts={"licence": model.pretrained_cfg.get("license")},
         spec=spec,
-        preparation=_preparation(model, spec.size[0] / size[0]),
+        preparation=_preparation(model, spec.size[0] / size[0], reference),
         size=size,
         tokens=tokens.clone(),
     )
@@ -493,15 +493,19 @@ def _compare_features(export: ViTExport, model: TimmModel) -> None:
         )
 
 
-def _preparation(model: torch.nn.Module, covered: float) -> Preparation:
+def _preparation(model: torch.nn.Module, covered: float, reference: str) -> Preparation:
     """How timm prepares images for a model.
 
     covered: share of an image's side that patches cover; the rest, which timm's model ignores, is cropped away here.
+    Raises ValueError for image statistics of pixels from 0 to 255.
     """
     settings = model.pretrained_cfg
-    return Preparation(
-        mean=tuple(settings["mean"]),
-        std=tuple(settings["std"]),
-        interpolation=settings["interpolation"],
-        crop=settings["crop_pct"] * covered,
-    )
+    try:
+        return Preparation(
+            mean=tuple(settings["mean"]),
+            std=tuple(settings["std"]),
+            interpolation=settings["interpolation"],
+            crop=settings["crop_pct"] * covered,
+        )
+    except ValueError as error:
+        raise ValueError(f"{reference}: its pretrained_cfg has {error}") from error

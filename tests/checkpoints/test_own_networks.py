@@ -103,6 +103,8 @@ WRONG = {
     changed_network(
         "network.mean = (0.5,)"
     ): "mean=(0.5,), std=(0.25, 0.25, 0.25): give whole pixels and three numbers each",
+    changed_network("network.mean = (123.675, 116.28, 103.53)"): "103.5299",
+    changed_network("network.std = (58.395, 57.12, 57.375)"): "57.375",
     changed_network("network.crop = 2.0"): "crop=2.0: must be a number above 0 and up to 1",
     changed_network("network.image_size = 21"): "give another image_size",
     changed_network(

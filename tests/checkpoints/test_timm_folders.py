@@ -17,7 +17,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.import_options import ImportOptions
 from checkpoints.importers import timm as timm_importer
-from checkpoints.resolve import load
+from checkpoints.resolve import load, of_module
 from checkpoints.spec import IMAGENET_MEAN, Preparation, ViTSpec
 from checkpoints.vit import ViT
 
@@ -90,6 +90,17 @@ def test_full_size_models_agree_to_1e_6(architecture, tmp_path):
     assert (expected - model.forward_features(images)).abs().max() < 1e-6
     assert (features.patches.flatten(1, 2) - expected[:, 1:]).abs().max() < 1e-6
     assert (features.cls - expected[:, 0]).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(("name", "values"), [("mean", [123.675, 116.28, 103.53]), ("std", [58.395, 57.12, 57.375])])
+def test_statistics_of_pixels_up_to_255_are_refused(name, values, tmp_path):
+    model = save_model(tmp_path, "vit_base_patch16_224", TINY)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["pretrained_cfg"][name] = values
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert f"{name}={tuple(values)}" in refusal(load, tmp_path)
+    model.pretrained_cfg = model.pretrained_cfg | {name: values}
+    assert f"{name}={tuple(values)}" in refusal(of_module, model, ImportOptions())
 
 
 @pytest.mark.parametrize("activation", ["relu", "quick_gelu"])
