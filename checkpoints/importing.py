@@ -61,6 +61,7 @@ HEADS = {
 # width -> timm name of a plain ViT; fields of the spec override all its sizes
 Fits = Callable[[int, int, int], bool]  # of rows before the patches, and rows and columns of patches
 IMAGE_SIZE = re.compile(r"(.*\.)?(image_size|img_size|input_size)")  # names of settings for the size of images
+HEAD_COUNT = re.compile(r"(.*\.)?(num_heads|n_heads|nhead|heads|num_attention_heads)")  # of settings
 ARCHITECTURES = {192: "vit_tiny_patch16_224", 384: "vit_small_patch16_224", 1024: "vit_large_patch16_224"}
 
 
@@ -161,7 +162,7 @@ class BranchTensors:
     def heads(self, width: int, table: Mapping[int, int] = HEADS) -> int:
         """Number of attention heads: that of the options, else that of published models of this width, in `table`.
 
-        Tensors do not show it. Raises ValueError for an unknown width without an option.
+        Tensors do not show it. Raises ValueError for an unknown width without an option, and as `check_heads`.
         """
         heads = self.options.heads or table.get(width)
         if heads is None:
@@ -170,8 +171,23 @@ class BranchTensors:
                 f"{import_command(self.importer, self.file, 'heads', 'N')}"
             )
         if not self.options.heads:
+            self.check_heads(heads, f"published models of width {width} have")
             self.assumed.add(f"{heads} heads, as published models of width {width} have (bench import --heads)")
         return heads
+
+    def check_heads(self, heads: int, source: str) -> None:
+        """Raise ValueError if the settings of the training in the file tell only other numbers of heads.
+
+        source: who has `heads`, as in "published models have".
+        """
+        facts = self.file.facts.items()
+        stated = {name: value for name, value in facts if HEAD_COUNT.fullmatch(name) and type(value) is int}
+        if stated and heads not in stated.values():
+            texts = [f"{name}={value}" for name, value in stated.items()]
+            raise ValueError(
+                f"{self.file.path}: its settings have {short_text(texts)}, but {source} {heads}; give the number of "
+                f"heads: {import_command(self.importer, self.file, 'heads', 'N')}"
+            )
 
 
 def plain_vit(
@@ -343,13 +359,17 @@ def read_grid(
 
 
 def named_vit(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> ViTSpec:
-    """The spec that a file holds, field by field, under `spec`. Raises ValueError if fields are missing or unknown."""
+    """The spec that a file holds, field by field, under `spec`. Raises ValueError if fields are missing or unknown, or
+    the user states another number of heads."""
     prefix = "spec."
     fields = {name[len(prefix) :]: value for name, value in branch.file.facts.items() if name.startswith(prefix)}
     try:
-        return ViTSpec(**fields)
+        spec = ViTSpec(**fields)
     except TypeError as error:
         raise ValueError(f"{branch.file.path}: its `spec` is not one of this version ({error})") from error
+    if branch.options.heads not in (None, spec.heads):
+        raise ValueError(f"{branch.file.path}: its `spec` has {spec.heads} heads, not {branch.options.heads}")
+    return spec
 
 
 CARD_CROP = 224 / 256  # of the evaluations that `card_size` is about

@@ -52,7 +52,7 @@ def convert(branch: BranchTensors) -> Conversion:
     tensors, position_fields = _with_positions(branch, tensors, sizes)
     spec = ViTSpec(
         architecture="aimv2_large_patch14_224",
-        heads=branch.options.heads or max(1, sizes["width"] // HEAD_CHANNELS),
+        heads=branch.heads(sizes["width"], {sizes["width"]: max(1, sizes["width"] // HEAD_CHANNELS)}),
         mlp_hidden=gate.shape[0],
         class_token=False,
         class_position=False,
@@ -65,6 +65,7 @@ def convert(branch: BranchTensors) -> Conversion:
     preparation = branch.options.preparation
     if branch.options.statistics is None:
         preparation = Preparation(mean=CLIP_MEAN, std=CLIP_STD, crop=1.0)
+        branch.assumed.add("the image statistics 'clip', as published models have (--statistics)")
     return Conversion(spec=spec, tensors=tensors, preparation=preparation)
 
 

@@ -11,6 +11,7 @@ and NaFlexVit for images of one size (--image-size, by default timm's), with its
 """
 
 import json
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -81,6 +82,7 @@ DROPPED = {
     rf"({ANY_PREFIX}|(state_dict|model)_ema\.)attn_pool\..*": "pooling head",
 }
 RENAMES = {r"^dist_token$": "reg_token"}  # a distilled DeiT is a plain ViT with a second token
+HARMLESS_ARGUMENTS = re.compile(r"num_heads|num_classes|img_size|dynamic_img_(size|pad)|\w*drop\w*|global_pool")
 MAX_REASON_LENGTH = 300  # characters of a library's message
 MAX_DIFFERENCE = 1e-5  # of features from timm's, as a share of the largest value; in float32
 INVALID_CONFIG_ERRORS = (TypeError, AttributeError, ValueError)  # raised by timm for invalid settings in a config.json
@@ -422,6 +424,11 @@ def _spec_of_file(branch: BranchTensors, tensors: dict[str, torch.Tensor]) -> Vi
     if any(name.endswith("relative_position_bias_table") for name in tensors):
         return relative_vit(branch, tensors)
     if name := branch.options.architecture or _architecture_in(branch.file):
+        if not branch.options.architecture and (changes := _changed_arguments(branch.file)):
+            raise ValueError(
+                f"its training changed {name} by --model-kwargs {' '.join(changes)}, and only models as timm names "
+                f"them are read; if one has the same activation and norms, give {option('architecture')} NAME"
+            )
         return _spec_by_name(branch, tensors, name)
     is_ambiguous = "norm_pre.weight" in tensors or "blocks.0.attn.q_norm.weight" in tensors
     absent = ["cls_token"] if "cls_token" not in tensors else []
@@ -450,12 +457,26 @@ def _architecture_in(file: ForeignFile) -> str | None:
     return name if isinstance(name, str) and timm.is_model(name) else None
 
 
-def _spec_by_name(branch: BranchTensors, tensors: dict[str, torch.Tensor], name: str) -> ViTSpec:
-    """Spec of timm's model `name`, at the image size of the file's position table.
+def _changed_arguments(file: ForeignFile) -> list[str]:
+    """Arguments of timm's model that its train.py was told (--model-kwargs), as in "act_layer=relu".
 
-    Raises ValueError if the tensors have other sizes than the model.
+    Without those that do not change the network's features, and the number of heads, which `check_heads` compares.
+    """
+    prefix = "args.model_kwargs."
+    arguments = {name.removeprefix(prefix): value for name, value in file.facts.items() if name.startswith(prefix)}
+    return [f"{name}={value}" for name, value in arguments.items() if not HARMLESS_ARGUMENTS.fullmatch(name)]
+
+
+def _spec_by_name(branch: BranchTensors, tensors: dict[str, torch.Tensor], name: str) -> ViTSpec:
+    """Spec of timm's model `name`, at the image size of the file's position table, with the user's number of heads.
+
+    Raises ValueError if the tensors have other sizes than the model, or the file's settings another number of heads.
     """
     spec = _spec_of_name(name)
+    if branch.options.heads:
+        spec = replace(spec, heads=branch.options.heads)
+    else:
+        branch.check_heads(spec.heads, f"{name} has")
     for field_name, size in trunk_sizes(branch, tensors).items():
         if size != getattr(spec, field_name):
             raise ValueError(f"{field_name} of the tensors is {size}, that of {name} is {getattr(spec, field_name)}")

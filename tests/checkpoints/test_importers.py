@@ -339,6 +339,7 @@ def test_an_importer_that_does_not_know_all_tensors_is_no_candidate(monkeypatch)
         ("dino", {"heads": 1000}, "heads=1000 does not divide width={width}"),
         ("beit", {"statistics": None}, "use statistics='half' .* or statistics='imagenet'"),
         ("beit", {"heads": 1000}, "is for {heads} heads, not 1000"),
+        ("byol", {"heads": 1000}, "has {heads} heads, not 1000"),
     ],
 )
 def test_missing_or_wrong_options_are_refused(key, changes, message):

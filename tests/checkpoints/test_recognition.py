@@ -1,5 +1,6 @@
 """The importer of a file is recognised by its tensors; files that no importer reads are refused with the reason."""
 
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -181,6 +182,19 @@ class TestArchitecture:
         export = load(path, ImportOptions(statistics="half"))
         assert (export.spec.architecture, export.facts["epochs"]) == ("test_vit2", 10)
 
+    @pytest.mark.parametrize("arguments", [{"num_heads": 4}, {"act_layer": "relu"}, {"drop_path_rate": 0.1}])
+    def test_arguments_of_the_training_that_change_the_model_are_refused(self, arguments, tmp_path):
+        model = randomise(timm.create_model("test_vit", num_classes=0, **arguments))
+        content = {"state_dict": model.state_dict(), "arch": "test_vit", "args": Namespace(model_kwargs=arguments)}
+        path, options = f"timm:{save(content, tmp_path)}", ImportOptions(statistics="half")
+        if "drop_path_rate" not in arguments:
+            ((name, value),) = arguments.items()
+            assert f"{name}={value}" in load_refusal(path, options)
+        if "act_layer" not in arguments:
+            options = replace(options, heads=arguments.get("num_heads"))
+            for named in (options, replace(options, architecture="test_vit")):
+                assert difference(model, load(path, named)) < 1e-4
+
     @pytest.mark.parametrize(
         ("importer", "name", "message"),
         [
@@ -197,6 +211,17 @@ class TestArchitecture:
     def test_a_wrong_architecture_is_refused(self, importer, name, message, tmp_path):
         path = save(timm.create_model("test_vit2").state_dict(), tmp_path)
         assert message in load_refusal(f"{importer}:{path}", ImportOptions(statistics="half", architecture=name))
+
+
+def test_another_number_of_heads_in_a_files_settings_is_refused(tmp_path):
+    network = randomise(VisionTransformer(**TINY | dict(embed_dim=192, num_heads=6)))
+    weights = {"teacher": {"backbone": network.state_dict()}}
+    path = f"dino:{save(weights | {'hyper_parameters': {'num_heads': 6}}, tmp_path)}"
+    assert "hyper_parameters.num_heads=6" in load_refusal(path)
+    assert difference(network, load(path, ImportOptions(heads=6))) < 1e-4
+    (folder := tmp_path / "agrees").mkdir()
+    settings = {"hyper_parameters": {"num_heads": 3, "decoder": {"num_heads": 6}}}
+    assert load(f"dino:{save(weights | settings, folder)}").spec.heads == 3
 
 
 def rectangular(size: tuple[int, int], **changes) -> VisionTransformer:
