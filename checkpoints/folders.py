@@ -28,6 +28,7 @@ from engine.pickles import read_pickle
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # transformers and timm (models/_hub.py) prefer the first
 PREPARATION = "preprocessor_config.json"
 Settings = dict[str, Any]  # of these JSON files
+ADAPTER = "adapter_config.json"  # written by peft and by save_pretrained of a model with an adapter
 PROCESSOR = "processor_config.json"  # since version 5; has the same settings under "image_processor"
 
 
@@ -43,8 +44,14 @@ def is_transformers(folder: Path) -> bool:
 def read_folder(folder: Path) -> ForeignFile:
     """The checkpoint in a folder of transformers, with facts `config.*` and `preparation.*`.
 
-    Raises ValueError for missing files, and for a tensor that two files hold.
+    Raises ValueError for missing files, for a tensor that two files hold, and for an adapter, which the library would
+    apply to the weights.
     """
+    if (folder / ADAPTER).exists():
+        raise ValueError(
+            f"{folder} holds an adapter ({ADAPTER}), which is not applied to the weights here: save the merged model "
+            f"(model.merge_and_unload() of peft), or remove {ADAPTER} to evaluate the model without it"
+        )
     settings: dict[str, Any] = {"config": read_json(folder / "config.json", type=Settings)}
     if (folder / PREPARATION).exists():
         settings["preparation"] = read_json(folder / PREPARATION, type=Settings)
@@ -96,7 +103,7 @@ def _weight_files(folder: Path) -> list[str]:
     return sorted({*names})
 
 
-DOWNLOADED = ["config.json", PREPARATION, PROCESSOR, "*.safetensors", "*.safetensors.index.json"]
+DOWNLOADED = ["config.json", PREPARATION, PROCESSOR, ADAPTER, "*.safetensors", "*.safetensors.index.json"]
 
 
 def transformers_snapshot(repository: str) -> Path | None:
