@@ -354,6 +354,11 @@ def _preparation(branch: BranchTensors, spec: ViTSpec) -> Preparation:
 
     Raises ValueError if none of these has image statistics, or the file prepares images in another way.
     """
+    if branch.file.facts.get("preparation.do_flip_channel_order"):
+        raise ValueError(
+            "preprocessor_config.json has do_flip_channel_order=True, and images are always RGB here: flip the input "
+            "channels of the patch embedding, weight.flip(1), and mean and std, and set it to false"
+        )
     if branch.options.statistics is not None:
         return branch.options.preparation
     facts = branch.file.facts

@@ -184,6 +184,13 @@ def test_configs_that_do_not_fit_are_refused(changes, options, message, tmp_path
     assert re.search(message, refusal(load, tmp_path, ImportOptions(**options)))
 
 
+def test_a_folder_with_an_adapter_is_refused(tmp_path):
+    save(random_model("ViT"), tmp_path)
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4}))
+    for reference in (tmp_path, f"transformers:{tmp_path}"):
+        assert "adapter_config.json" in refusal(load, reference)
+
+
 def test_a_model_without_its_final_norm_is_refused(tmp_path):
     config = library.Data2VecVisionConfig(**SIZES, **MODELS["Data2VecVision"])
     save(library.Data2VecVisionModel(config, add_pooling_layer=False), tmp_path)
@@ -246,6 +253,13 @@ def test_a_processor_whose_images_cannot_be_prepared_is_refused(changes, tmp_pat
     message = refusal(load, tmp_path)
     assert all(f"{name}={value}" in message for name, value in changes.items()) and "statistics=" in message
     assert load(tmp_path, ImportOptions(statistics="half")).mean == HALF
+
+
+@pytest.mark.parametrize("options", [ImportOptions(), ImportOptions(statistics="half")], ids=["", "statistics"])
+def test_a_processor_of_bgr_images_is_refused(options, tmp_path):
+    save(random_model("ViT"), tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PREPARATION | {"do_flip_channel_order": True}))
+    assert "do_flip_channel_order=True" in refusal(load, tmp_path, options)
 
 
 def test_the_processors_normalisation_and_filter_are_kept(tmp_path):
