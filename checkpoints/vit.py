@@ -231,6 +231,8 @@ def build_trunk(spec: ViTSpec, drop_path: float = 0.0, initialise: bool = True) 
     if norm1.eps != spec.norm_eps or norm_class is not type(norm1):
         norm_layer = partial(norm_class, eps=spec.norm_eps)
         trunk = timm.create_model(spec.architecture, drop_path_rate=drop_path, norm_layer=norm_layer, **args)
+    if hasattr(trunk.patch_embed.norm, "eps"):  # AIMv2's, which timm builds apart from the blocks' norms
+        trunk.patch_embed.norm.eps = spec.norm_eps
     if not spec.layer_scale:  # timm ignores init_values=None and takes the architecture's default
         for block in trunk.blocks:
             if hasattr(block, "ls1"):

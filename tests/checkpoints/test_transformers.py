@@ -40,6 +40,7 @@ MODELS = {
     "CLIPVision, gelu": dict(MLP, hidden_act="gelu"),
     "SiglipVision": dict(MLP),
     "Aimv2Vision": dict(MLP, is_native=False),
+    "Aimv2Vision, eps": dict(MLP, is_native=False, rms_norm_eps=0.1),
 }
 PREPARATION = {
     "image_mean": [0.1, 0.2, 0.3],
