@@ -10,7 +10,6 @@ module:PACKAGE:FUNCTION   a network of the user's own, only for frozen evaluatio
 """
 
 import copy
-import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +17,7 @@ from types import ModuleType
 
 from torch import nn
 
-from checkpoints.dotted import split
-from checkpoints.export import ViTExport, digest_of_tensors, is_export
+from checkpoints.export import ViTExport, is_export
 from checkpoints.folders import (
     is_distributed,
     is_in_parts,
@@ -88,7 +86,8 @@ def of_module(network: nn.Module, options: ImportOptions, forward: Forward | Non
     A ViT of timm, of transformers or of this project becomes an export if the importers support it. Any other module,
     and every module that comes with a `forward` to read its features, becomes a frozen network. The module itself is
     not changed; DataParallel, DistributedDataParallel and torch.compile wrappers are removed from the copy. Raises a
-    one-line ValueError for options that do not apply and for modules that the importers or `held_network` refuse.
+    one-line ValueError for options that do not apply and for modules that the importers or `held_network` refuse, or
+    that compute other features than their configuration says.
     """
     while isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
         network = network.module
@@ -99,10 +98,9 @@ def of_module(network: nn.Module, options: ImportOptions, forward: Forward | Non
     importer = load_extension("importers", "transformers")
     model_type = getattr(getattr(network, "config", None), "model_type", None)
     if forward is None and model_type in importer.KINDS:
-        tensors = {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
-        _, facts = split({"config": json.loads(network.config.to_json_string(use_diff=False))})
-        file = ForeignFile(Path(type(network).__name__), digest_of_tensors(tensors), tensors, facts)
-        return import_file(importer, file, options)
+        export = import_file(importer, importer.file_of(network), options)
+        importer.compare_features(export, network)
+        return export
     importer = load_extension("importers", "timm")
     if forward is None and importer.is_importable(network):
         name = network.pretrained_cfg["architecture"]

@@ -7,15 +7,21 @@ preprocessor_config.json, or from all published models of the type if these agre
 the library's interpolate_pos_encoding.
 """
 
+import copy
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import isclose, isqrt
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from checkpoints.dotted import split
+from checkpoints.export import ViTExport, digest_of_tensors
+from checkpoints.fingerprint import synthetic_image
 from checkpoints.import_options import are_statistics
 from checkpoints.importing import BranchTensors, Conversion, relative_vit, size_from, split_class_tokens
 from checkpoints.reading import ForeignFile
@@ -98,6 +104,7 @@ STATISTICS = {
 }
 # `resample` in preprocessor_config.json, a number of PIL.Image.Resampling -> interpolation.
 INTERPOLATIONS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
+MAX_DIFFERENCE = 1e-5  # of features from the library's, as a share of the largest value; in float32
 SATELLITE_NOTE = "; those of satellite images have 0.430,0.411,0.296,0.213,0.156,0.143"
 Convert = Callable[[BranchTensors, dict[str, Tensor]], tuple[ViTSpec, dict[str, Tensor]]]
 
@@ -111,6 +118,54 @@ def check(file: ForeignFile) -> None:
     if model_type not in KINDS:
         reason = video_reason(file.tensors) or f"models of {', '.join(KINDS)} can be read"
         raise ValueError(f"{file.path}: config.json says {model_type!r}; {reason}")
+
+
+def file_of(network: nn.Module) -> ForeignFile:
+    """A model of the library in memory, in the form of its folder: tensors as save_pretrained names them."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    state = revert_weight_conversion(network, network.state_dict())
+    tensors = {name: tensor.detach().cpu() for name, tensor in state.items()}
+    _, facts = split({"config": json.loads(network.config.to_json_string(use_diff=False))})
+    return ForeignFile(Path(type(network).__name__), digest_of_tensors(tensors), tensors, facts)
+
+
+def compare_features(export: ViTExport, network: nn.Module) -> None:
+    """Raise ValueError unless the export computes the features of a model in memory, whose code may be the user's.
+
+    Not compared are NEPA, whose attention the export changes, and backbones, which return maps of features.
+    """
+    name, model_type = type(network).__name__, network.config.model_type
+    if model_type == "vit_nepa":
+        return
+    tower = getattr(network, "vision_model", network)
+    trunk = next(module for module in tower.modules() if hasattr(module, "embeddings"))  # without heads
+    trunk = copy.deepcopy(trunk).cpu().float().eval()
+    export = export.evaluated_at(export.spec.stored.image_size)
+    size = size_from(getattr(trunk.config, "image_size", None)) or export.spec.size  # of its images, patches or not
+    image, patch_size = synthetic_image(size).float(), export.spec.patch_size
+    height, width = (side // patch_size * patch_size for side in size)
+    arguments = {}
+    if model_type == "vit_mae":  # hides no patch, and keeps their order
+        trunk.config.mask_ratio = 0.0
+        arguments["noise"] = torch.arange(export.spec.grid[0] * export.spec.grid[1]).float().unsqueeze(0)
+    with torch.inference_mode():
+        try:
+            expected = getattr(trunk(pixel_values=image, **arguments), "last_hidden_state", None)
+        except Exception as error:  # the user's code may raise any type
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise ValueError(f"{name} fails on images {tuple(image.shape)}: {reason}") from error
+        if expected is None:
+            return
+        vit = export.build()
+        outputs = [vit(image[..., :height, :width], norm=norm)[0] for norm in (True, False)]  # it may have no norm
+    differences = [float((output - expected).abs().max()) for output in outputs if output.shape == expected.shape]
+    difference = min(differences, default=float("inf")) / float(expected.abs().max())
+    if not difference < MAX_DIFFERENCE:
+        raise ValueError(
+            f"{name}: its features differ by {difference:.2g} from those of a {model_type} with its config (code of "
+            "its own, another activation or a hook, say): give `forward`, a function that reads its features"
+        )
 
 
 def convert(branch: BranchTensors) -> Conversion:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -272,13 +273,50 @@ def test_the_processors_normalisation_and_filter_are_kept(tmp_path):
     assert "assumed" not in export.facts
 
 
-@pytest.mark.parametrize("key", ["Dinov2", "DINOv3ViT", "CLIPVision"])
+@pytest.mark.parametrize("key", MODELS)
 def test_a_module_in_memory_gives_the_export_of_its_folder(key, tmp_path):
-    model = random_model(key)
+    model, options = random_model(key), ImportOptions(statistics="half")
     model.save_pretrained(tmp_path)
-    export, options = of_module(model, ImportOptions()), ImportOptions(statistics="half")
-    assert export.digest == load(tmp_path).digest and export.facts["assumed"] == load(tmp_path).facts["assumed"]
     assert of_module(model, options).digest == load(tmp_path, options).digest
+    if key in ("Dinov2", "DINOv3ViT", "CLIPVision"):
+        export = of_module(model, ImportOptions())
+        assert export.digest == load(tmp_path).digest and export.facts["assumed"] == load(tmp_path).facts["assumed"]
+
+
+def test_modules_with_heads_and_sizes_beyond_whole_patches_are_compared():
+    sizes, text = dict(SIZES, image_size=36), dict(hidden_size=16, num_attention_heads=2, vocab_size=9)
+    options = ImportOptions(statistics="half", image_size=48)
+    decoder = dict(decoder_hidden_size=16, decoder_num_hidden_layers=1, decoder_num_attention_heads=2)
+    siglip = library.SiglipConfig(text_config=text | {"num_hidden_layers": 1}, vision_config=sizes | MLP)
+    for model in (
+        library.ViTForImageClassification(library.ViTConfig(**sizes, **MLP)),
+        library.ViTMAEForPreTraining(library.ViTMAEConfig(**sizes, **MLP, **decoder, decoder_intermediate_size=16)),
+        library.SiglipModel(siglip),
+        library.Dinov2Model(library.Dinov2Config(**sizes, mlp_ratio=2)).bfloat16(),
+    ):
+        assert of_module(randomise(model), options).spec.grid == (6, 6)
+    for size in (16, 48):  # without a position table
+        assert of_module(random_model("DINOv3ViT"), replace(options, image_size=size)).spec.image_size == size
+
+
+class Shifted(library.Dinov2Model):
+    """A model with a forward pass of its own."""
+
+    def forward(self, *arguments, **settings):
+        output = super().forward(*arguments, **settings)
+        output.last_hidden_state = output.last_hidden_state.roll(1, dims=-1)
+        return output
+
+
+def test_a_module_that_computes_otherwise_than_its_config_says_is_refused():
+    model = random_model("Dinov2")
+    shifted = Shifted(model.config).eval()
+    shifted.load_state_dict(model.state_dict())
+    assert "Shifted: its features differ" in refusal(of_module, shifted, ImportOptions())
+    model.embeddings.register_forward_hook(lambda module, inputs, output: 2 * output)
+    assert "give `forward`" in refusal(of_module, model, ImportOptions())
+    shifted.forward = None
+    assert "Shifted fails on images" in refusal(of_module, shifted, ImportOptions())
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "model.safetensors.index.json"])
