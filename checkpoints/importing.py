@@ -31,6 +31,7 @@ from checkpoints.export import EVALUATION_CROP, EVALUATION_SIZE, Misfit, ViTExpo
 from checkpoints.import_options import ImportOptions
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import TRUNK, table_kind, unsupported_reason
+from checkpoints.sniffing import DOWNLOAD_AGAIN
 from checkpoints.spec import MAX_GRID, Preparation, ViTSpec
 from engine.errors import command_line, option, spelled
 from engine.extensions import Extension, extension_of
@@ -406,6 +407,7 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
         if unknown:
             raise ValueError(f"tensors that are neither used nor known to be dropped: {short_text(unknown)}")
         _check_storage(branch)
+        _check_zeros(conversion.tensors)
         if conversion.evaluation_size is None and (of_card := card_size(conversion.spec)) != conversion.spec.image_size:
             conversion = replace(conversion, evaluation_size=of_card, evaluation_crop=CARD_CROP)
         published = replace(conversion.spec, image_size=conversion.evaluation_size or conversion.spec.image_size)
@@ -591,3 +593,16 @@ def _check_storage(branch: BranchTensors) -> None:
     values, stored_bytes = sum(tensor.numel() for tensor in used), sum(storages.values())
     if values > stored_bytes:
         raise ValueError(f"its tensors are views that make {values} values of {stored_bytes} bytes; {UNFOLD}")
+
+
+def _check_zeros(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError for a weight matrix of zeros alone: parts of a file that a broken download left out.
+
+    The last layers of attention and MLP may be zero, because some codes begin a training with that.
+    """
+    for name, tensor in tensors.items():
+        is_first = (
+            tensor.ndim > 1 and name.endswith(".weight") and not name.endswith(("attn.proj.weight", "fc2.weight"))
+        )
+        if is_first and tensor.numel() and not tensor.any():
+            raise ValueError(f"{name} holds only zeros: the file is not complete; {DOWNLOAD_AGAIN}")

@@ -357,6 +357,9 @@ def test_a_broken_weight_is_refused():
         imported(example, **{name: example.tree[name].to(torch.int8)})
     with pytest.raises(ValueError, match="holds NaN"):
         imported(example, **{name: example.tree[name] * float("nan")})
+    name = "teacher.backbone.blocks.0.attn.qkv.weight"
+    with pytest.raises(ValueError, match=r"attn\.qkv\.weight holds only zeros"):
+        imported(example, **{name: torch.zeros_like(example.tree[name])})
 
 
 @pytest.mark.parametrize(
