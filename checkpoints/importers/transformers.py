@@ -431,6 +431,8 @@ def _preparation(branch: BranchTensors, spec: ViTSpec) -> Preparation:
             f"the image statistics {statistics!r}, as published models of type {model_type!r} have{note} (--statistics)"
         )
         return replace(branch.options, statistics=statistics).preparation
+    if facts.get("preparation.resample") is None:  # the library's processors have defaults that differ by class
+        branch.assumed.add(f"{interpolation} resizing: preprocessor_config.json has no `resample`; add it there")
     resized_side = facts.get("preparation.size.shortest_edge", facts.get("preparation.size"))
     crop = 1.0
     if facts.get("preparation.do_center_crop") and isinstance(resized_side, int) and resized_side > min(spec.size):

@@ -257,6 +257,15 @@ def test_a_processor_whose_images_cannot_be_prepared_is_refused(changes, tmp_pat
     assert load(tmp_path, ImportOptions(statistics="half")).mean == HALF
 
 
+def test_a_filter_that_the_processor_does_not_state_is_noted(tmp_path):
+    """That of ViTImageProcessor would be bilinear, that of BitImageProcessor bicubic."""
+    save(random_model("ViT"), tmp_path)
+    processor = {name: value for name, value in PREPARATION.items() if name != "resample"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    export = load(tmp_path)
+    assert export.interpolation == "bicubic" and "`resample`" in export.facts["assumed"][0]
+
+
 @pytest.mark.parametrize("options", [ImportOptions(), ImportOptions(statistics="half")], ids=["", "statistics"])
 def test_a_processor_of_bgr_images_is_refused(options, tmp_path):
     save(random_model("ViT"), tmp_path)
