@@ -309,7 +309,7 @@ def own_network(reference: str) -> OwnExport:
         network=network,
         files=files,
         package=_package_of(function.__module__),
-        assumed=(RANDOM_WEIGHTS,) if has_random_weights else (),
+        assumed=((RANDOM_WEIGHTS,) if has_random_weights else ()) + _assumption_on_classifier(network, spec.width),
     )
 
 

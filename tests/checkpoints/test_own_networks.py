@@ -189,3 +189,21 @@ def seeded():
     assert "called again" in load_own("fresh").assumed[0]
     for name in ("maps", "seeded"):
         assert load_own(name).assumed == ()
+
+
+def test_an_output_that_seems_to_be_a_classifiers_is_noted(nets):
+    nets(
+        """
+class Classifier(Patches):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(12, 5)
+    def forward(self, images):
+        return self.fc(super().forward(images)[1].mean((2, 3)))
+def classes():
+    torch.manual_seed(3)
+    return Classifier()
+"""
+    )
+    export = load_own("classes")
+    assert export.spec.width == 5 and "fc (12 -> 5)" in export.assumed[0]
