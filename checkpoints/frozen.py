@@ -52,6 +52,7 @@ RANDOM_WEIGHTS = (
     "would measure another network; load weights in it, or draw them from a seed"
 )
 MAX_SIDE = 16 * MAX_GRID  # pixels; of the images of a network
+MAX_CHANGE = 0.02  # of features in another batch, as a share of the largest value; far above bfloat16's rounding
 MEMORY_PREFIX = f"{SCHEME}:memory:"  # of references to networks in a Python program
 PREPARATION_ATTRIBUTES = ("image_size", "mean", "std", "crop", "interpolation")  # of a network; the last two optional
 Forward = Callable[[nn.Module, Tensor], Any]  # network, images (B, 3, H, W) -> output in one of the forms above
@@ -377,7 +378,8 @@ def _preparation(attributes: Mapping[str, Any], reference: str) -> tuple[Prepara
 def _measure_spec(network: nn.Module, reference: str, preparation: Preparation, size: int | tuple[int, int]) -> OwnSpec:
     """The spec of a network, measured on a synthetic image of a size in pixels.
 
-    Raises ValueError if the network fails, returns other shapes, or other features when called a second time.
+    Raises ValueError if the network fails, returns other shapes, or other features when called a second time or for a
+    batch of two.
     """
     height, width = size if isinstance(size, tuple) else (size, size)
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (preparation.mean, preparation.std))
@@ -386,6 +388,12 @@ def _measure_spec(network: nn.Module, reference: str, preparation: Preparation, 
         (tokens, grid), flops = count_flops(lambda: network_tokens(network, image, reference))
         if not torch.equal(network_tokens(network, image, reference)[0], tokens):
             raise ValueError(f"{reference} gives other features when asked twice: switch off what it draws at random")
+        beside_another = network_tokens(network, torch.cat([image, image.flip(-1)]), reference)[0][:1].float()
+        if not (beside_another - tokens).abs().max() <= MAX_CHANGE * tokens.abs().max():
+            raise ValueError(
+                f"{reference} gives an image other features beside another: they must not depend on the batch (batch "
+                "norms need running statistics and evaluation mode)"
+            )
     is_vector = grid == (0, 0)
     patch_size = height // grid[0] if grid[0] else 0
     if not is_vector and (not patch_size or (grid[0] * patch_size, grid[1] * patch_size) != (height, width)):

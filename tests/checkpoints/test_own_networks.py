@@ -119,6 +119,9 @@ WRONG = {
     changed_network("network.forward = lambda x: x.mean((2, 3)) * 1j"): "torch.complex64",
     changed_network("network.forward = lambda x: (None, x[..., :2, :2] * 1j, (2, 2))"): "torch.complex64",
     RANDOM: "other features when asked twice",
+    changed_network(
+        "network.project = nn.Sequential(network.project, nn.BatchNorm2d(12, track_running_stats=False))"
+    ): "they must not depend on the batch",
     "other = 5": "has no function 'other'",
     "import nowhere": "toynets cannot be imported (ModuleNotFoundError: No module named 'nowhere')",
 }
