@@ -133,6 +133,7 @@ def table_kind(
     """
     if patches < 1 or len(table) != 1 or table.shape[2] % 4:
         return "learned", None  # or broken
+    table = table.double()  # torch does not mix float8 with other types
     prefix, width = table.shape[1] - patches, table.shape[2]
     corner = sincos_positions((1, 1), width, "row", dtype=torch.float64)  # the first patch of every grid
     if not is_fine_tuned and (table[:, prefix : prefix + 1] - corner).abs().max() >= MAX_TABLE_DRIFT:

@@ -58,6 +58,13 @@ def test_a_plain_vit_is_read_in_every_layout(layout, tmp_path):
     assert all(torch.equal(export.tensors[name], tensor) for name, tensor in state.items())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_weights_of_any_precision_are_read_as_they_are(dtype, tmp_path):
+    state = {name: tensor.to(dtype) for name, tensor in state_of("vit_base_patch16_224").items()}
+    export = load(f"dino:{save(state, tmp_path)}", ImportOptions(heads=4))
+    assert all(torch.equal(export.tensors[name], tensor.float()) for name, tensor in state.items())
+
+
 def test_a_network_in_other_training_code_is_read_by_its_prefix(tmp_path):
     """A user's LightningModule with a student and a teacher."""
     state = state_of("vit_base_patch16_224")
