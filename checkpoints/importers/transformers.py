@@ -11,6 +11,7 @@ import copy
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from math import isclose, isqrt
 from pathlib import Path
@@ -122,9 +123,11 @@ def check(file: ForeignFile) -> None:
 
 def file_of(network: nn.Module) -> ForeignFile:
     """A model of the library in memory, in the form of its folder: tensors as save_pretrained names them."""
-    from transformers.core_model_loading import revert_weight_conversion
+    state = network.state_dict()
+    with suppress(ImportError):  # before version 5 modules had the names of their files
+        from transformers.core_model_loading import revert_weight_conversion
 
-    state = revert_weight_conversion(network, network.state_dict())
+        state = revert_weight_conversion(network, state)
     tensors = {name: tensor.detach().cpu() for name, tensor in state.items()}
     _, facts = split({"config": json.loads(network.config.to_json_string(use_diff=False))})
     return ForeignFile(Path(type(network).__name__), digest_of_tensors(tensors), tensors, facts)
