@@ -159,6 +159,8 @@ def test_several_seeds_are_averaged_in_the_columns_that_all_of_them_have(tmp_pat
     low, high = 22 - 4.302653 * 2 / 3**0.5, 22 + 4.302653 * 2 / 3**0.5  # Student's t at 97.5 % with two degrees
     assert row == f"| mae | 3 | 43.0 \u00b1 3.0, +22.0 [{low:.1f}, {high:.1f}] |"
     assert "| mae | 40.0 | 40.0 |" in made.table(), "the first table has one training of each method"
+    strokes = [line.get_xdata().item() for line in made.figure().axes[0].lines if line.get_marker() == "|"]
+    assert strokes == [46.0, 43.0]
 
 
 def test_two_trainings_under_one_name_are_refused(tmp_path):

@@ -469,7 +469,8 @@ class Record:
 
     def figure(self, marked: str = "") -> "Figure":
         """The accuracies of DRAWN with their intervals: a row for each trained network; open circles are its initial
-        weights, and the band is raw pixels. The row of the network `marked` is shaded."""
+        weights, strokes its trainings with other seeds, and the band is raw pixels. The row of the network `marked` is
+        shaded."""
         from matplotlib.figure import Figure
 
         drawn = [column for column in self.columns if column.header in DRAWN]
@@ -493,6 +494,8 @@ class Record:
                 if trained and trained.interval:
                     axis.plot(trained.interval, [row, row], "-", color="#0072b2", label="pretrained, 95 % interval")
                     axis.plot(trained.value, row, "o", color="#0072b2")
+                for other in filter(None, (self.number(other, column) for other in self.repeated(name))):
+                    axis.plot(other.value, row, "|", color="#d55e00", label="other seeds")
             axis.set_title(f"{column.header}, %", fontsize="medium")
             axis.set_yticks(range(len(networks)), labels)
             axis.grid(axis="x", color="0.9")
@@ -500,7 +503,7 @@ class Record:
         entries = {
             label: line for axis in panels for line, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
-        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=3, frameon=False)
+        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=4, frameon=False)
         return figure
 
     def curves(self) -> "Figure":
@@ -552,11 +555,15 @@ class Record:
             markdown_table([["network", "compared with", "by", "difference", "p, corrected"], *rows], "---:")
         )
 
+    def repeated(self, method: str) -> list[str]:
+        """The networks of a method that were trained with other seeds than the first."""
+        return [name for name in self.about["starts"] if name.startswith(f"{method}{SEED}")]
+
     def seeds(self) -> str:
         """The section on methods with several seeds; "" if there are none."""
         rows: list[list[str]] = []
         for method in self.networks:
-            names = [name for name in self.about["starts"] if name == method or name.startswith(f"{method}{SEED}")]
+            names = [method, *self.repeated(method)]
             cells = [self.over_seeds(names, column) for column in self.columns] if names[1:] else []
             rows += [[method, str(len(names)), *cells]] if cells else []
         header = ["method", "trainings", *(column.header for column in self.columns)]
