@@ -175,16 +175,15 @@ def open_shifted(name: str, root: str, space: Workspace, limit: int | None = Non
 def head_classes(images: ImageSet, known: Sequence[str]) -> np.ndarray:
     """The classifier's class (K,) of each class folder of a set.
 
-    V2 names folders by class numbers, all other sets by WordNet ids. known: names of the classifier's classes. Raises
-    ValueError for folders that are none of these.
+    V2 names folders by class numbers, all other sets by the names of the classes, ImageNet's WordNet ids. known: names
+    of the classifier's classes; where the folders have these, digits in them are no class numbers. Raises ValueError
+    for folders that are none of these.
     """
-    if all(name.isdecimal() for name in images.classes):
-        numbers = np.array([int(name) for name in images.classes])
-        unknown = [name for name, number in zip(images.classes, numbers, strict=True) if number >= len(known)]
-    else:
-        number_of = {name: number for number, name in enumerate(known)}
-        numbers = np.array([number_of.get(name, -1) for name in images.classes])
-        unknown = [name for name in images.classes if name not in number_of]
+    number_of = {name: number for number, name in enumerate(known)}
+    if not number_of.keys() >= set(images.classes) and all(name.isdecimal() for name in images.classes):
+        number_of = {name: int(name) for name in images.classes if int(name) < len(known)}
+    numbers = np.array([number_of.get(name, -1) for name in images.classes])
+    unknown = [name for name in images.classes if name not in number_of]
     if unknown:
         raise ValueError(
             f"{images.url}: {len(unknown)} of its {len(images.classes)} class folders, {unknown[0]!r} first, are no "

@@ -127,6 +127,16 @@ def test_missing_corruptions_are_generated_and_named_so(tmp_path):
     assert any("generated_mce_of1" in warning and "AlexNet" in warning for warning in outcome.facts["warnings"])
 
 
+def test_classes_with_numbers_for_names_are_found_by_these(tmp_path):
+    """Folders "0" to "11" have another order than their numbers, 0, 1, 10, 11, 2, ...; "1" to "12" are no numbers."""
+    for start in (0, 1):
+        names = [str(number) for number in range(start, start + 12)]
+        for split, count in (("train", 6), ("val", 2)):
+            folder(tmp_path / f"{start}/{split}", WNIDS, count, names)
+        outcome = TASK.run(varied_export(), Workspace(cache=tmp_path, data=f"folder:{tmp_path / str(start)}"))
+        assert outcome.numbers["top5"] == 100 and outcome.arrays["generated_errors"][0, 0] < 0.2, start
+
+
 def test_class_folders_unknown_to_the_head_are_refused(imagenet, tmp_path):
     (tmp_path / "imagenet").symlink_to(imagenet / "imagenet")
     folder(tmp_path / "imagenet-r", ["n00000001"], 1, ["n99999999"])
