@@ -26,12 +26,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -200,7 +202,8 @@ def held_network(
 ) -> OwnExport:
     """An export of a copy of a module in memory. Its reference is valid as long as the program holds the export.
 
-    The digest covers weights, structure, and the source of classes and functions outside of installed packages.
+    The digest covers weights, structure, attributes, and the source of classes and functions outside of installed
+    packages, with the values that these functions read.
 
     Args:
         network: The module. It is not changed.
@@ -269,19 +272,81 @@ def _timm_classifier_input(network: nn.Module, images: Tensor) -> Tensor:
 
 
 def _code_digests(network: nn.Module, forward: Forward | None) -> dict[str, str]:
-    """Name of a class or function outside of installed packages -> SHA-256 of its source; "structure": of the repr."""
-    hashes = {"structure": hashlib.sha256(repr(network).encode()).hexdigest()}
-    items: list[Any] = [*dict.fromkeys(map(type, network.modules())), *([forward] if forward else [])]
-    for item in items:
-        if _is_installed(getattr(item, "__module__", "")):
-            continue
-        try:
-            source = inspect.getsource(item).encode()
-        except (OSError, TypeError):  # no source, as in an interactive session: use the compiled code
-            codes = [getattr(member, "__code__", None) for member in (item, *getattr(item, "__dict__", {}).values())]
-            source = b"".join(marshal.dumps(code) for code in codes if code)
-        hashes[getattr(item, "__qualname__", type(item).__name__)] = hashlib.sha256(source).hexdigest()
+    """Name of a class or function outside of installed packages -> SHA-256 of its source; and "structure"."""
+    hashes = {"structure": _structure_digest(network, forward)}
+    for item in dict.fromkeys(map(type, network.modules())):
+        if _is_own_code(item):
+            hashes[item.__qualname__] = hashlib.sha256(_source(item)).hexdigest()
+    while isinstance(forward, partial):
+        forward = forward.func
+    if forward and _is_own_code(forward):
+        function = forward if hasattr(forward, "__qualname__") else type(forward)
+        hashes[function.__qualname__] = hashlib.sha256(_source(function)).hexdigest()
     return hashes
+
+
+def _structure_digest(network: nn.Module, forward: Forward | None = None) -> str:
+    """SHA-256 of what tells networks of equal weights and code apart: their modules, the plain attributes of these, and
+    the values outside of its code that a function reads. Taken before a forward pass, which may change attributes."""
+    of_module = vars(nn.Module())
+    attributes = {
+        name: {key: _comparable(value) for key, value in vars(module).items() if key not in of_module}
+        for name, module in network.named_modules()
+    }
+    methods = [
+        {key: _comparable(value) for key, value in vars(kind).items() if isinstance(value, FunctionType)}
+        for kind in dict.fromkeys(map(type, network.modules()))
+        if _is_own_code(kind)
+    ]
+    return digest([repr(network), attributes, methods, _comparable(forward)])
+
+
+def _comparable(value: Any, depth: int = 6) -> Any:
+    """A JSON value that differs between values with which a network may compute different features.
+
+    Of objects other than numbers, texts, arrays, modules, functions and collections of these it is the type alone.
+    depth: of collections and functions within each other; functions that functions call are followed one step.
+    """
+    if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
+        return digest_of_tensors({"": value.detach().cpu()})
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return [str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).hexdigest()]
+    if isinstance(value, nn.Module):
+        return [repr(value), digest_of_tensors(_parameters_and_buffers(value))]
+    if value is None or isinstance(value, bool | int | float | complex | str | np.number | torch.dtype):
+        return repr(value)
+    parts: Sequence[Any] = ()
+    if isinstance(value, Mapping):
+        parts = sorted(value.items(), key=lambda item: repr(item[0]))
+    elif isinstance(value, list | tuple):
+        parts = value
+    elif isinstance(value, set | frozenset):
+        parts = sorted(value, key=repr)
+    elif isinstance(value, partial):
+        parts = value.func, value.args, value.keywords
+    elif isinstance(value, FunctionType) and _is_own_code(value):
+        outside = inspect.getclosurevars(value)
+        parts = _source(value).hex(), value.__defaults__, value.__kwdefaults__, outside.nonlocals, outside.globals
+    elif callable(value) and not isinstance(value, type | FunctionType):
+        owner = getattr(value, "__self__", value)  # of a method
+        parts = () if isinstance(owner, nn.Module | ModuleType) else (getattr(owner, "__dict__", None),)
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    return [name, *(_comparable(part, depth - 1) for part in (parts if depth else ()))]
+
+
+def _is_own_code(item: Any) -> bool:
+    """Whether a class or function is the user's: neither Python's nor from an installed package."""
+    module = getattr(item, "__module__", None) or ""
+    return module.partition(".")[0] not in sys.stdlib_module_names and not _is_installed(module)
+
+
+def _source(item: Any) -> bytes:
+    """The source of a class or function; where there is none, as in an interactive session, its compiled code."""
+    try:
+        return inspect.getsource(item).encode()
+    except (OSError, TypeError):
+        codes = [getattr(member, "__code__", None) for member in (item, *getattr(item, "__dict__", {}).values())]
+        return b"".join(marshal.dumps(code) for code in codes if code)
 
 
 def own_network(reference: str) -> OwnExport:
@@ -301,9 +366,11 @@ def own_network(reference: str) -> OwnExport:
         second_network = _call_function(function, reference)
         has_random_weights = weights != digest_of_tensors(_parameters_and_buffers(second_network))
     preparation, size = _preparation(_preparation_attributes(network), reference)
+    structure = _structure_digest(network)
     spec = _measure_spec(network, reference, preparation, size)
     modules = dict.fromkeys([function.__module__, type(network).__module__])
     files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in map(_source_file, modules) if file}
+    files["structure"] = structure
     return OwnExport(
         spec=spec,
         preparation=preparation,

@@ -8,9 +8,10 @@ import pytest
 import torch
 from own_networks import write_networks
 from refusals import refusal
+from torch import nn
 
 from checkpoints.backbone import Backbone
-from checkpoints.frozen import OwnExport
+from checkpoints.frozen import Forward, OwnExport, held_network
 from checkpoints.resolve import load, load_frozen
 from engine.machine import run_on_core_threads
 from probes.features.kinds import FeatureKind
@@ -86,6 +87,51 @@ def test_the_digest_depends_on_weights_buffers_preparation_and_code(nets):
     nets("# another line\n")
     digests.add(load_own("maps").digest)
     assert len(digests) == 5
+
+
+SCALE = 1.0
+
+
+class Chosen(nn.Module):
+    """One of two features with the same weights, code and operations."""
+
+    image_size, mean, std = 4, (0.5,) * 3, (0.5,) * 3
+
+    def __init__(self, layer: int = 0) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        flat = images.flatten(1)
+        return SCALE * (flat, flat.flip(1))[self.layer]
+
+
+def test_the_digest_depends_on_values_that_the_code_reads(nets, monkeypatch):
+    """Otherwise the second network would get the first one's features and results."""
+    layers = [lambda network, images, layer=layer: network(images)[:, layer:][:, :8] for layer in (0, 1)]
+    closures = [bound_to(layer) for layer in (0, 1)]
+    partials = [partial(read_from, layer=layer) for layer in (0, 1)]
+    exports = [held_network(Chosen(layer)) for layer in (0, 1)]
+    exports += [held_network(Chosen(), forward) for forward in (*layers, *closures, *partials)]
+    monkeypatch.setitem(globals(), "SCALE", 2.0)
+    exports += [held_network(Chosen()), held_network(Chosen(), closures[0])]
+    assert len({export.digest for export in exports}) == len(exports)
+    assert held_network(Chosen()).digest == exports[-2].digest
+    nets(changed_network("network.scale = 3"))
+    digests = {load_own("other").digest}
+    nets("\n".join(["import os", changed_network("network.scale = int(os.environ['SCALE'])")]))
+    for scale in ("3", "4", "3"):
+        monkeypatch.setenv("SCALE", scale)
+        digests.add(load_own("other").digest)
+    assert len(digests) == 3
+
+
+def bound_to(layer: int) -> Forward:
+    return lambda network, images: read_from(network, images, layer)
+
+
+def read_from(network: nn.Module, images: torch.Tensor, layer: int) -> torch.Tensor:
+    return network(images)[:, layer:][:, :8]
 
 
 def changed_network(line: str) -> str:
