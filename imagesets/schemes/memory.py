@@ -110,6 +110,8 @@ def hold(name: str, train: Any, val: Any = None) -> HeldSets:
     images["train"], raw_labels["train"] = _read_dataset(url, "train", train)
     if val is not None:
         images["val"], raw_labels["val"] = _read_dataset(url, "val", val)
+        if not any(isinstance(label, str) for label in raw_labels["val"]):
+            _check_same_classes(url, train, val)
     classes, labels = _classes_and_labels([*raw_labels.values()], url, getattr(train, "classes", None))
     sets = {
         split: ImageSet(url=url, split=split, classes=classes, labels=split_labels, images=images[split])
@@ -127,6 +129,28 @@ def hold(name: str, train: Any, val: Any = None) -> HeldSets:
             sets[split] = replace(whole, split=split, labels=whole.labels[part], images=whole.images.take(part))
     _sets_by_url[url] = held_sets = HeldSets(url=url, splits=sets)
     return held_sets
+
+
+def _check_same_classes(url: str, train: Any, val: Any) -> None:
+    """ValueError if both datasets name their classes, and a number is another class in each, as of two ImageFolders
+    of which one lacks a class."""
+    pairs = zip(_class_names(train), _class_names(val), strict=False)
+    if different := [(number, *names) for number, names in enumerate(pairs) if len(set(names)) > 1]:
+        number, of_train, of_val = different[0]
+        raise ValueError(
+            f"{url}: class {number} is {of_train!r} in train and {of_val!r} in val; give both the same classes in the "
+            "same order, or names as labels"
+        )
+
+
+def _class_names(dataset: Any) -> list[str]:
+    """The class names of a dataset like torchvision's or Hugging Face's, or of the one that it is a subset of; [] if
+    it has none."""
+    while not hasattr(dataset, "classes") and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset
+    features = getattr(dataset, "features", None)
+    feature = features.get("label", features.get("labels")) if isinstance(features, Mapping) else None
+    return list(map(str, getattr(dataset, "classes", None) or getattr(feature, "names", None) or ()))
 
 
 def _read_dataset(url: str, split: Split, dataset: Any) -> tuple[DatasetImages, list[Any]]:

@@ -1,12 +1,14 @@
 """Images in memory: accepted forms, fingerprints and refusals."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from refusals import refusal
+from torch.utils.data import Subset
 
 from imagesets.schemes.memory import Arrays, hold
 from imagesets.sets import open_set
@@ -68,6 +70,27 @@ def test_datasets_name_their_classes():
     assert train.classes == val.classes == ("cat", "dog", "owl") and (len(train), len(val)) == (6, 4)
     assert train.image(3).getpixel((1, 2)) == tuple(COLOURS[3, 2, 1])
     assert train.limited(2).images.path(1) == "memory:pets/train/3"
+
+
+class Named(Arrays):
+    """A dataset like ImageFolder: numbers for labels, and a list of their names."""
+
+    def __init__(self, classes, labels):
+        super().__init__(COLOURS, labels)
+        self.classes = classes
+
+
+def test_labels_that_mean_other_classes_in_val_are_refused():
+    """An ImageFolder of val that lacks the class `cat` numbers its classes from `dog` on."""
+    names = ["cat", "dog", "owl"]
+    train = Named(names, np.arange(10) % 3)
+    of_hugging_face = Arrays(COLOURS, LABELS)
+    of_hugging_face.features = {"label": SimpleNamespace(names=names[1:])}
+    for val in (Named(names[1:], LABELS), Subset(Named(names[1:], LABELS), range(10)), of_hugging_face):
+        assert "class 0 is 'cat' in train and 'dog' in val" in refusal(hold, "x", train, val)
+    for val in (Named(names[:2], LABELS), Named(names[1:], ["owl"] * 10), Arrays(COLOURS, LABELS)):
+        labels = ["cat", "owl"] * 5 if val.labels[0] == "owl" else np.arange(10) % 3
+        assert hold("x", Named(names, labels), val).splits["val"].classes[0] == "cat"
 
 
 def test_labels_may_be_names_numbers_or_several_per_image():
