@@ -39,7 +39,7 @@ from imagesets.stored import (
 PLACE = "PATH"
 SPLITS = ("train", "val")
 OPTIONS = ("image", "label")
-VERSION = 2  # of an index; raise it if the same tables would be read differently
+VERSION = 3  # of an index; raise it if the same tables would be read differently
 CACHED_BYTES = 64 << 20  # of decompressed row groups in each thread: 600 images of ImageNet
 IMAGE_COLUMNS = ("image", "img", "jpg", "png")  # usual names, the likeliest first
 LABEL_COLUMNS = ("label", "labels", "fine_label", "cls", "class", "target")
@@ -202,7 +202,7 @@ def _classes_and_labels(
 
     Classes without names are those of both splits, so that a class has the same index in both.
     """
-    if names := class_names(schema.metadata, label_column):
+    if "texts" not in index and (names := class_names(schema.metadata, label_column)):
         return names, index["labels"]
     other: Split = "val" if split == "train" else "train"
     try:
@@ -261,8 +261,18 @@ def _read_index(url: str, files: list[str], image_column: str, label_column: str
     code_of: dict[str, int] = {}  # text label -> integer
     columns = [image_column, label_column] if label_column else [image_column]
     first = 0  # index of the row group's first image
+    names_of_first: tuple[str, ...] = ()  # of the classes
     for file_index, path in enumerate(files):
         with ParquetFile(path, memory_map=True) as file:
+            if label_column:
+                names_of_file = class_names(file.schema_arrow.metadata, label_column)
+                names_of_first = names_of_first or names_of_file
+                if names_of_file and names_of_file != names_of_first:
+                    raise ValueError(
+                        f"{url}: {path} names other classes than the tables before it ({short_list(names_of_file)}; "
+                        f"{short_list(names_of_first)}), so that a number is another class in each; write all with the "
+                        "same names"
+                    )
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group, columns=columns)
                 images = table.column(image_column).combine_chunks()

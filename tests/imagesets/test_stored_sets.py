@@ -166,6 +166,19 @@ def test_labels_may_be_texts_or_numbers_without_names(folder, tmp_path):
     assert shards.classes == ("0", "1", "2") and "classes are numbers" in shards.notes[1]
 
 
+def test_names_in_the_metadata_of_a_table_are_for_its_own_numbers(folder, tmp_path):
+    """Columns replaced by texts keep the metadata, and the tables of two sets may number their classes differently."""
+    texts = open_set(f"parquet:{as_parquet(folder, tmp_path / 'texts', texts=True)}", "val")
+    assert texts.fingerprint == open_set(f"folder:{folder}", "val").fingerprint
+    root = as_parquet(folder, tmp_path / "two")
+    path = root / "train-00001-of-00002.parquet"
+    table = pq.read_table(path)
+    (metadata,) = table.schema.metadata.values()
+    changed = metadata.replace(CLASSES[0].encode(), b"another")
+    pq.write_table(table.replace_schema_metadata({b"huggingface": changed}), path)
+    assert f"{path} names other classes" in set_refusal(f"parquet:{root}")
+
+
 def test_images_without_labels_are_for_pretraining_alone(folder, tmp_path):
     root = tmp_path / "bare"
     root.mkdir()
