@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image, ImageFile
 
 from engine.extensions import extensions, load_extension, load_extensions
-from engine.files import digest, open_regular, sha256_of_file
+from engine.files import digest, open_regular, read_text, sha256_of_file, write_atomic
 from engine.printing import did_you_mean
 from engine.tasks import Split
 from imagesets.decoding import UnreadableImage, count_pages, decode_rgb, open_header, read_bytes, stored_size
@@ -199,6 +199,19 @@ def cache_folder(parent: Path, key: Mapping[str, Any], sets: Sequence["ImageSet 
     parts = [image_set.contents.split("-") for image_set in sets]
     covered = ["-".join([own[0], *own[3:]]) for own in parts]
     return parent / digest({**key, "contents": covered} if any(covered) else key)[:32]
+
+
+def training_folder(parent: Path, key: Mapping[str, Any], sets: Sequence["ImageSet | Any"]) -> Path:
+    """`cache_folder` for results that whole image sets entered; another one if files were overwritten since its first
+    use, as `contents_differ` proves. Called in one process."""
+    folder, contents = cache_folder(parent, key, sets), [image_set.contents for image_set in sets]
+    path = Path(f"{folder}.contents")  # of the sets when it was first used
+    if any(contents) and not path.exists():
+        write_atomic(path, "\n".join(contents))
+    recorded = read_text(path).split("\n") if path.exists() else contents
+    if any(map(contents_differ, contents, recorded)):
+        return parent / digest({**key, "contents": contents})[:32]
+    return folder
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
@@ -262,7 +262,6 @@ class AlteredImages:
     source: ImageSet
     name: str
     alter: Callable[[ImageSet, int], Image.Image]
-    changed: ClassVar[None] = None
 
     def path(self, index: int) -> str:
         return self.source.path(index)
@@ -278,6 +277,10 @@ class AlteredImages:
 
     def facts(self) -> tuple[bytes, ...]:
         return self.source.fingerprint.encode(), self.name.encode()
+
+    @property
+    def changed(self) -> np.ndarray | None:
+        return self.source.changed
 
     @property
     def contents(self) -> str:

@@ -53,7 +53,7 @@ from engine.training.states import (
 )
 from engine.work import Part, Scale, Work
 from imagesets.decoding import UnreadableImage
-from imagesets.sets import ImageSet, cache_folder
+from imagesets.sets import ImageSet, training_folder
 
 VERSION = 1  # of training states; raise it if the same settings would train differently
 CHUNK = 2  # crops in a forward pass, unless --batch-size is given
@@ -166,7 +166,7 @@ class HeadTask(FrozenTask):
         settings = {name: value for name, value in settings_of(self).items() if name not in self.EVALUATION_ONLY}
         key = {"version": VERSION, "settings": settings, "piece": chunk, "seed": space.seed, **train.key(export, space)}
         world = space.world
-        folder = world.on_rank0(lambda: cache_folder(space.cache / self.KEY, key, [train.scenes]))
+        folder = world.on_rank0(lambda: training_folder(space.cache / self.KEY, key, [train.scenes]))
         with world.held_by_rank0(locked(Path(f"{folder}.lock"), f"training heads on {train.scenes.url}")):
             training = HeadTraining(self, export, train, space, folder, chunk)
             if training.step < self.steps and not space.skip_bad:

@@ -47,7 +47,7 @@ from engine.rows import Rows, release_pages, row_slices
 from engine.tasks import Outcome, Shared, Workspace
 from engine.training.loading import read_ahead
 from engine.work import Part, Scale, Work
-from imagesets.sets import cache_folder
+from imagesets.sets import training_folder
 
 VERSION = 2  # of patch files; raise it if the same images would give different features
 ROWS_READ = 16384  # patches that are read at once
@@ -116,7 +116,7 @@ def extract_patches(
     device, count = torch.device(space.device).type, len(images.indices)
     size = batch_size(space.batch_size, device)
     key = {"version": VERSION, "name": name, "batch": size, **images.key(export, space)}
-    folder = world.on_rank0(lambda: cache_folder(space.cache / "patches", key, [scenes]))
+    folder = world.on_rank0(lambda: training_folder(space.cache / "patches", key, [scenes]))
     shapes = {
         FEATURES: ((count * per_image, export.spec.width), np.float32),
         "pixels": ((count * per_image, patch * patch), np.uint8),

@@ -13,7 +13,7 @@ from downstream.data.scenes import SceneSet
 from engine.optimisers import layer_groups
 from engine.tasks import Workspace
 from engine.training.schedules import Schedule, TrainProgress, micro_batch_size, share_of
-from imagesets.sets import cache_folder
+from imagesets.sets import training_folder
 
 VERSION = 2  # of a training's state on disk; raise it when the same settings would train differently
 TRUNK = "backbone.vit.trunk."  # prefix of an export's parameter names in a dense model
@@ -72,7 +72,7 @@ class Plan:
     def folder(self, space: Workspace) -> Path:
         """The training's folder, named by a digest of its key. All processes must call this together."""
         return space.world.on_rank0(
-            lambda: cache_folder(space.cache / self.task, self.key(space), [self.train, self.val])
+            lambda: training_folder(space.cache / self.task, self.key(space), [self.train, self.val])
         )
 
 

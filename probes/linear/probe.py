@@ -47,7 +47,7 @@ from engine.tasks import (
 )
 from engine.training.schedules import Schedule, TrainProgress
 from imagesets.random_crops import CropRule
-from imagesets.sets import ImageSet, cache_folder
+from imagesets.sets import ImageSet, training_folder
 from imagesets.stored import shards_digest, with_shuffle_window
 from probes.features.extract import (
     DecodedBatch,
@@ -323,7 +323,7 @@ class Probe:
     def folder(self) -> Path:
         """Folder of the training's states. All processes must read this property together."""
         return self.space.world.on_rank0(
-            lambda: cache_folder(self.space.cache / "linear", self.key, [self.train, self.val])
+            lambda: training_folder(self.space.cache / "linear", self.key, [self.train, self.val])
         )
 
     @cached_property

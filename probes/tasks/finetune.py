@@ -37,7 +37,7 @@ from engine.tasks import (
 )
 from engine.training.schedules import share_of
 from engine.work import Part, Scale, Work
-from imagesets.sets import ImageSet, cache_folder
+from imagesets.sets import ImageSet, training_folder
 from imagesets.transforms import EvalTransform, normalise
 from probes.features.extract import DecodedBatch, emit_logits
 from probes.features.fallbacks import record_fallback, with_supported_pool
@@ -191,7 +191,7 @@ class Finetune(FinetuneSettings, Task):
         sized = self.at_image_size(export)
         classifier = Classifier(sized, len(train.classes), self, space.seed)
         key = self.key(export, train, val, plan, micro_batch_size, space)
-        folder = space.world.on_rank0(lambda: cache_folder(space.cache / "finetune", key, [train, val]))
+        folder = space.world.on_rank0(lambda: training_folder(space.cache / "finetune", key, [train, val]))
         training = Training(classifier, self, space, plan=plan, micro_batch_size=micro_batch_size, folder=folder)
         transform = self.eval_transform(sized, space)
         selection = ModelSelection(

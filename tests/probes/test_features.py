@@ -15,12 +15,15 @@ from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
+from engine.tasks import OpenedSets
 from imagesets.decoding import UnreadableImage
 from imagesets.selection import evenly_spaced
 from imagesets.sets import contents_differ, open_set
 from probes.features.extract import extract, transform_of
 from probes.features.kinds import FeatureKind
 from probes.features.store import Store
+from probes.shifted import alter_images
+from probes.tasks.finetune import SMOKE
 
 CLS, AVG, EARLY = FeatureKind("cls"), FeatureKind("avg"), FeatureKind("cls", layer=0, norm=False)
 
@@ -260,6 +263,30 @@ def test_only_batches_with_overwritten_images_are_read_again(export, bitmaps, tm
     assert features.forwards == 2
     np.testing.assert_allclose(features[CLS], class_tokens(export, images), atol=1e-5)
     assert extract(export, open_val(bitmaps), [CLS, AVG], space).forwards == 0
+
+
+def test_nothing_computed_from_overwritten_images_is_used_again(export, bitmaps, tmp_path):
+    """Features of altered images are those of their files; a training, even a finished one, starts again."""
+    space, task = workspace(tmp_path, f"folder:{bitmaps}", batch_size=2), replace(SMOKE, batch=10)
+    before = task.run(export, space)
+
+    def altered_features(space) -> np.ndarray:
+        images = alter_images(open_val(bitmaps), "as-they-are", lambda source, index: source.image(index))
+        return extract(export, images, [CLS], space)[CLS].copy()
+
+    altered_features(space)
+    shutil.copytree(bitmaps, tmp_path / "copy")
+    sampled = {open_val(bitmaps).path(index) for index in evenly_spaced(20, 16)}
+    for path in sorted((bitmaps / "val").rglob("*.bmp")):
+        if str(path) not in sampled:
+            overwrite(path, time=1)
+    anew = replace(space, opened=OpenedSets())
+    elsewhere = replace(anew, cache=tmp_path / "other")
+    assert np.array_equal(altered_features(anew), altered_features(elsewhere))
+    after, fresh = (task.run(export, replace(other, opened=OpenedSets())) for other in (space, elsewhere))
+    assert after.numbers == fresh.numbers != before.numbers
+    of_copy = task.run(export, replace(space, data=f"folder:{tmp_path / 'copy'}", opened=OpenedSets()))
+    assert of_copy.numbers == before.numbers and len(list((tmp_path / "cache/finetune").glob("*.contents"))) == 1
 
 
 @pytest.mark.parametrize("copy_file", [shutil.copy2, shutil.copyfile], ids=["old times", "new times"])
