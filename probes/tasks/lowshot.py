@@ -119,6 +119,11 @@ class LowShot(FitSettings, PooledTask):
             raise ValueError("draws=mieb: numbers of images per class alone; set fractions=() and no lists")
 
     @property
+    def is_random(self) -> bool:
+        draws_images = bool(self.shots) or min(self.fractions) < 1
+        return bool(self.holdout) or (draws_images and not self.lists)
+
+    @property
     def kind(self) -> FeatureKind:
         return FeatureKind(self.pool, self.layer, self.norm)
 

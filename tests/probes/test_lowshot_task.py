@@ -175,6 +175,18 @@ def test_the_lambda_is_chosen_on_held_out_training_images(export, tmp_path):
         replace(task, shots=(1,), fractions=()).run(export, space)
 
 
+def test_a_task_that_draws_nothing_is_not_random(export, tmp_path):
+    """Otherwise several seeds repeat one number, and its deviation over them is 0."""
+    expected = {"logreg@ibot": False, "logreg@dinov2": True, "lowshot@mieb": True, "lowshot@msn": True}
+    assert {name: PROTOCOLS[name].task.is_random for name in expected} == expected
+    listed = PROTOCOLS["lowshot@msn"].reported
+    assert listed and not listed.task.is_random and replace(listed.task, holdout=0.1).is_random
+    task = replace(PROTOCOLS["logreg@ibot"].task, lambdas=(0.01,))
+    data = coloured_folder(tmp_path)
+    outcomes = [task.run(export, workspace(tmp_path, data, seed=seed)) for seed in (0, 1)]
+    assert outcomes[0].numbers == outcomes[1].numbers
+
+
 def test_constant_features_are_set_to_zero_and_counted(export, tmp_path):
     rows = np.array([[3.3, 3.3, 3.3], [0, 0, 0], [1, 2, 4]], np.float32)
     centred, count = prepare_rows(rows, "centre_and_normalise")
