@@ -477,9 +477,9 @@ class ShiftedSets:
         readable = self.val_features.indices
         chosen = readable[evenly_spaced(len(readable), min(self.shifts.images, len(readable)))]
         images = self.val.subset(chosen, "corrupted")
-        for number, corruption in enumerate(self.shifts.corruptions):
+        for corruption in self.shifts.corruptions:
             for severity in SEVERITIES:
-                seeds = (self.space.seed, number, severity)
+                seeds = (self.space.seed, CORRUPTIONS.index(corruption), severity)  # whatever else is generated
                 name = f"{corruption}-{severity}-{self.transform.name}-seed{self.space.seed}"
                 alter = partial(corrupted_crop, self.transform, corruption, severity, seeds)
                 yield corruption, alter_images(images, name, alter), centre_crop

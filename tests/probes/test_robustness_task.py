@@ -127,6 +127,17 @@ def test_missing_corruptions_are_generated_and_named_so(tmp_path):
     assert any("generated_mce_of1" in warning and "AlexNet" in warning for warning in outcome.facts["warnings"])
 
 
+def test_the_noise_of_a_corruption_depends_on_no_other(tmp_path):
+    """Its features are stored without the list of corruptions, for runs with another list."""
+    names = ("shot_noise", "gaussian_noise")
+    errors = []
+    for cache, corruptions in (("one", names), ("one", names[::-1]), ("two", names[::-1]), ("three", names[1:])):
+        task = replace(TASK, epochs=1, corruptions=corruptions)
+        outcome = task.run(varied_export(), Workspace(cache=tmp_path / cache, data="tiny:"))
+        errors.append(outcome.arrays["generated_errors"][corruptions.index("gaussian_noise")].tolist())
+    assert errors == [errors[0]] * 4 and len(set(errors[0])) > 1
+
+
 def test_classes_with_numbers_for_names_are_found_by_these(tmp_path):
     """Folders "0" to "11" have another order than their numbers, 0, 1, 10, 11, 2, ...; "1" to "12" are no numbers."""
     for start in (0, 1):
