@@ -22,7 +22,7 @@ from imagesets.sets import ImageSet, Split
 PLACE = "NAME"
 SPLITS = ("train", "val")
 VAL_SHARE = 0.2  # of each class, if there is only one split
-IMAGES_READ_TWICE = 3  # to detect random augmentation
+IMAGES_READ_TWICE = 3  # to detect random augmentation at once; it is refused later, too
 IMAGE_FORMS = "give PIL images, or arrays (H, W, 3), (3, H, W) or (H, W) of uint8, or of floats from 0 to 1"
 _dataset_lock = threading.Lock()  # datasets need not be thread-safe, but features are extracted by several threads
 
@@ -43,7 +43,10 @@ class DatasetImages:
         return None
 
     def image(self, index: int) -> Image.Image:
-        return read_item(self.dataset, int(self.item_indices[index]), self.path(index))[0]
+        image, _ = read_item(self.dataset, int(self.item_indices[index]), self.path(index))
+        if _pixel_digest(image) != self.digests[index].tobytes():
+            raise another_image(self.path(index))
+        return image
 
     def take(self, indices: np.ndarray) -> "DatasetImages":
         return replace(self, item_indices=self.item_indices[indices], digests=self.digests[indices])
@@ -173,9 +176,14 @@ def _read_dataset(url: str, split: Split, dataset: Any) -> tuple[DatasetImages, 
             progress.advance(1)
     for index in range(min(IMAGES_READ_TWICE, len(dataset))):
         if _pixel_digest(read_item(dataset, index, name)[0]) != digests[index]:
-            raise ValueError(f"{name}/{index} is another image when read again: leave random augmentation out")
+            raise another_image(f"{name}/{index}")
     digest_rows = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, hashlib.sha256().digest_size)
     return DatasetImages(dataset=dataset, name=name, item_indices=np.arange(len(dataset)), digests=digest_rows), labels
+
+
+def another_image(path: str) -> ValueError:
+    """The error for an image with other pixels than those that the fingerprint covers."""
+    return ValueError(f"{path} is another image when read again: leave random augmentation out")
 
 
 def read_item(dataset: Any, index: int, path: str) -> tuple[Image.Image, Any]:

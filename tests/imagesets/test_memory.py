@@ -137,6 +137,23 @@ def test_wrong_images_and_labels_are_refused():
         assert re.search(message, refusal(hold, "x", train))
 
 
+class SeldomAugmented(DictDataset):
+    """Changes an image with a probability so small that the first reading of a few images does not show it."""
+
+    is_training = False
+
+    def __getitem__(self, index: int) -> tuple:
+        return COLOURS[index] // (2 if index == 5 and self.is_training else 1), int(LABELS[index])
+
+
+def test_an_image_that_changes_later_is_refused():
+    dataset = SeldomAugmented(10)
+    images = hold("x", dataset, dataset).splits["train"]
+    assert images.image(5).tobytes() == COLOURS[5].tobytes()
+    dataset.is_training = True
+    assert images.image(4) and "memory:x/train/5 is another image" in refusal(images.image, 5)
+
+
 def test_images_are_released_with_the_object_that_holds_them():
     held = hold("gone", Arrays(COLOURS, LABELS))
     assert len(open_set(held.url, "val")) == 2
