@@ -77,16 +77,20 @@ def possible_shots(
 ) -> tuple[tuple[int, ...], str]:
     """The numbers of images per class that all classes have, and a warning about the others, "" if there are none.
 
-    MIEB's draws take all images of a smaller class. has_shares: whether shares of all images are evaluated, too. Raises
-    ValueError if nothing is left to evaluate, or if a class has no image.
+    MIEB's draws take all images of a smaller class, which the warning says. has_shares: whether shares of all images
+    are evaluated, too. Raises ValueError if nothing is left to evaluate, or if a class has no image.
     """
     counts = class_counts(train)
     fewest, name = int(counts.min()), train.classes[int(counts.argmin())]
     if not fewest:
         raise ValueError(f"{train.url}: class {name!r} has no training image; add some, or raise {option('limit')}")
     possible = tuple(count for count in shots if count <= fewest)
-    if draws == "mieb" or possible == tuple(shots):
-        return tuple(shots), ""
+    if possible == tuple(shots):
+        return possible, ""
+    if draws == "mieb":
+        fewer = int((counts < max(shots)).sum())
+        text = f"{max(shots)} images per class: {fewer} of {len(counts)} classes have fewer, {name!r} {fewest}; all of "
+        return tuple(shots), f"{text}theirs were taken"
     impossible = f"{' and '.join(str(count) for count in shots if count > fewest)} images per class"
     reason = f"class {name!r} has {fewest} training image{'s' * (fewest > 1)}"
     if not (possible or has_shares):
@@ -95,6 +99,17 @@ def possible_shots(
             f"add images"
         )
     return possible, f"{impossible} left out: {reason}"
+
+
+def share_warning(train: ImageSet, share: float, lists: str) -> str:
+    """A warning about a share that is drawn larger, since it has fewer images than there are classes; "" if not."""
+    classes = int(np.count_nonzero(class_counts(train)))
+    if lists or round(share * len(train)) >= classes:
+        return ""
+    return (
+        f"{100 * share:g} % of {len(train)} images is less than one of each class: {classes} images were taken, one of "
+        f"each, {100 * classes / len(train):.2g} %"
+    )
 
 
 def draw_share(train: ImageSet, share: float, seed: int, lists: str) -> ImageSet:

@@ -46,7 +46,7 @@ from probes.finetune.model_selection import Evaluator, ModelSelection
 from probes.finetune.settings import FinetuneSettings
 from probes.finetune.trainer import Training
 from probes.finetune.training_groups import GroupPlan, MixedGroups, group_size, mixed_groups, training_transform
-from probes.lowshot.shots import draw_share, lists_read
+from probes.lowshot.shots import draw_share, lists_read, share_warning
 from probes.scores import with_class_means
 from probes.splits import check_labels, held_out, not_held_out_warning, open_splits
 
@@ -106,12 +106,13 @@ class Finetune(FinetuneSettings, Task):
             raise ValueError(f"{images} training images do not fill a batch of {self.batch}; {remedy}")
 
     def split_training_images(self, train: ImageSet, seed: int) -> tuple[ImageSet, ImageSet | None, str]:
-        """The images to train on; the held-out ones, None unless select=holdout; and a warning about classes of which
-        no image is held out, "" for none."""
+        """The images to train on; the held-out ones, None unless select=holdout; and a warning about a share that is
+        larger than the setting, and classes of which no image is held out, "" for none."""
+        warning = share_warning(train, self.fraction, self.lists)
         train = draw_share(train, self.fraction, seed, self.lists)
         if self.select != "holdout":
-            return train, None, ""
-        warning = not_held_out_warning(train.labels, train.classes)
+            return train, None, warning
+        warning = "; ".join(filter(None, [warning, not_held_out_warning(train.labels, train.classes)]))
         held, name = held_out(train, self.holdout, seed), f"{self.holdout:g}-seed{seed}"
         rest = np.setdiff1d(np.arange(len(train)), held)
         return train.subset(rest, f"without-holdout-{name}"), train.subset(held, f"holdout-{name}"), warning

@@ -29,6 +29,7 @@ from imagesets.sets import ImageSet
 from imagesets.subsets import fraction
 from probes.features.extract import FeatureSet, extract, feature_work, transform_of
 from probes.features.kinds import FeatureKind
+from probes.lowshot.shots import share_warning
 from probes.pooled import PooledTask
 from probes.scores import (
     accuracy,
@@ -201,6 +202,7 @@ class Knn(PooledTask):
         """
         world, kinds = space.world, self.kinds(export.spec)
         train, val = open_splits(space)
+        drawn_larger = share_warning(train, self.fraction, "")
         if self.fraction < 1:
             train = fraction(train, self.fraction, space.seed)
         transform = transform_of(export, space, self)
@@ -228,7 +230,7 @@ class Knn(PooledTask):
         if details:
             candidates = duplicate_candidates(near, gallery, queries, world)
             duplicates = world.on_rank0(lambda: duplicates_warning(train, val, candidates))
-        return self.outcome(hits, arrays, ks, gallery, queries, val, duplicates)
+        return self.outcome(hits, arrays, ks, gallery, queries, val, [drawn_larger, duplicates])
 
     def hits(
         self, near: Neighbours, gallery: FeatureSet, queries: FeatureSet, ks: Sequence[int], world: World
@@ -255,9 +257,9 @@ class Knn(PooledTask):
         gallery: FeatureSet,
         queries: FeatureSet,
         val: ImageSet,
-        duplicates: str = "",
+        warnings: Sequence[str] = (),
     ) -> Outcome:
-        """Top-1 and top-5 accuracy for each k. duplicates: a warning, or "" for none."""
+        """Top-1 and top-5 accuracy for each k. warnings: about the images, "" for none."""
         metrics, sweep, several = {}, {}, len(self.temperature) > 1
         for k in ks:
             suffix = f"k{k}_bestT" if several else f"k{k}"
@@ -270,7 +272,7 @@ class Knn(PooledTask):
         facts: dict[str, Any] = {"train": gallery.facts, "val": queries.facts, "gallery": len(gallery)}
         if several:
             facts["per_temperature"] = sweep
-        warnings = [*([duplicates] if duplicates else []), *equal_features_warning(gallery, [self.kind])]
+        warnings = [*filter(None, warnings), *equal_features_warning(gallery, [self.kind])]
         if dropped := [k for k in self.k if k > len(gallery)]:
             facts["k_beyond_the_gallery"] = dropped
             instead = f"k={len(gallery)} was used instead" if ks == [len(gallery)] else "left out"

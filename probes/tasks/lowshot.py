@@ -58,6 +58,7 @@ from probes.lowshot.shots import (
     lists_read,
     possible_shots,
     rows_of_images,
+    share_warning,
     subset_indices,
 )
 from probes.pooled import PooledTask
@@ -179,6 +180,7 @@ class LowShot(FitSettings, PooledTask):
             }
         )
         warnings = [shots_warning, not_held_out_warning(gallery.labels, train.classes) if self.holdout else ""]
+        warnings += [share_warning(train, share, self.lists) for share in self.fractions]
         warnings += equal_features_warning(gallery, [self.kind])
         return self.outcome(fits_by_subset, gallery, queries, val, constant, [text for text in warnings if text])
 

@@ -18,7 +18,8 @@ from probes.lowshot import blocks, fitting
 from probes.lowshot.blocks import PreparedRows, prepare_rows
 from probes.lowshot.shots import PUBLISHED_LISTS, draw_share, draw_subsets
 from probes.tasks import lowshot
-from probes.tasks.finetune import Finetune
+from probes.tasks.finetune import SMOKE, Finetune
+from probes.tasks.knn import Knn
 from probes.tasks.lowshot import PROTOCOLS, LowShot
 
 SMALL = LowShot(shots=(1, 2), fractions=(0.5,), lambdas=(0.0025,))
@@ -212,6 +213,19 @@ def test_shots_that_a_class_does_not_have_are_left_out_with_a_warning(export, tm
     chosen = LowShot(shots=(), fractions=(1.0,), lambdas=(1e-3, 1e-2), holdout=0.4)
     outcome = chosen.run(export, space)
     assert "'n1'" in outcome.facts["warnings"][0] and len(outcome.facts["fits"][0]["holdout"]) == 2
+
+
+def test_a_share_or_number_of_images_that_was_not_taken_is_a_warning(export, tmp_path):
+    """20 images are no 16 of each of four classes; one of each class is a fifth of them, not 1 %."""
+    space = workspace(tmp_path, coloured_folder(tmp_path, train=(5, 5, 4, 6), val=2, classes=4))
+    (few,) = PROTOCOLS["lowshot@mieb"].task.run(export, space).facts["warnings"]
+    assert "16 images per class: 4 of 4 classes have fewer, 'class2' 4" in few
+    share = "% of 20 images is less than one of each class: 4 images were taken, one of each, 20 %"
+    outcome = replace(SMALL, shots=(1,), fractions=(0.01, 0.5)).run(export, space)
+    assert [text for text in outcome.facts["warnings"] if "images were" in text] == [f"1 {share}"]
+    assert f"5 {share}" in Knn(k=(1,), fraction=0.05).run(export, space).facts["warnings"]
+    task = replace(SMOKE, fraction=0.1, batch=2, epochs=1, warmup_epochs=0)
+    assert f"10 {share}" in task.run(export, space).facts["warnings"]
 
 
 def test_a_class_with_too_few_or_no_images_is_named(export, tmp_path):
