@@ -396,6 +396,7 @@ class ShiftedSets:
 
         root = found_sets(place).get("c", "")
         wrong: dict[str, list[np.ndarray]] = {}
+        skipped: dict[str, str] = {}
         for corruption, images, transform in self.corruptions(root):
             features = self.extract(images, transform)
             labels = head_classes(images, self.classes)[features.labels]
@@ -403,6 +404,7 @@ class ShiftedSets:
             is_wrong = np.full(len(images), np.nan)
             is_wrong[features.indices] = 1 - correct
             wrong.setdefault(corruption, []).append(is_wrong)
+            skipped |= features.facts["skipped"]
             feature_sets.append(features)
         if wrong:
             errors = mean_errors(wrong)
@@ -414,6 +416,7 @@ class ShiftedSets:
                 metrics[f"{prefix}_{corruption}_error"] = Metric(value=mean, higher_is_better=False)
             arrays[f"{prefix}_errors"] = np.array(list(errors.values()))
             facts[prefix] = {"corruptions": list(errors), "normalised by": "AlexNet's mean errors"}
+            facts[prefix] |= {"skipped": skipped} if skipped else {}
             if len(self.classes) != ALEXNET_CLASSES:
                 warnings.append(
                     f"{name} divides errors among {len(self.classes)} classes by AlexNet's among {ALEXNET_CLASSES}: do "

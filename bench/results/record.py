@@ -352,12 +352,8 @@ class Result:
 
     @property
     def skipped(self) -> int:
-        """Number of unreadable images that were left out, of both splits together."""
-        paths: set[str] = set()
-        for split in ("train", "val"):
-            facts = self.facts.get(split)
-            paths |= set(facts.get("skipped") or ()) if isinstance(facts, Mapping) else set()
-        return len(paths)
+        """Number of unreadable images that were left out, of both splits and all other sets together."""
+        return len(skipped_paths(self.facts))
 
     def to_json(self) -> str:
         """The text of the result file. ValueError for a value that JSON cannot represent (NaN, infinity, an object)."""
@@ -369,6 +365,18 @@ class Result:
             return json.dumps(content, indent=1, allow_nan=False) + "\n"
         except TypeError as error:
             raise ValueError(f"{self.protocol.name}: a fact is not a JSON value: {error}") from error
+
+
+def skipped_paths(facts: Mapping[str, Any]) -> set[str]:
+    """The paths of all unreadable images in a result's facts: of splits and of other sets, such as shifted ones."""
+    paths: set[str] = set()
+    for name, value in facts.items():
+        if name == "skipped":
+            paths |= set(value or ())
+        else:
+            parts = [part for part in (value if isinstance(value, list) else [value]) if isinstance(part, Mapping)]
+            paths = paths.union(*map(skipped_paths, parts))
+    return paths
 
 
 def pixels_text(size: int | tuple[int, int] | None) -> str:

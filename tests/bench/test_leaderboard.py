@@ -243,9 +243,10 @@ def test_seeds_of_a_deterministic_task_show_no_spread():
 
 def test_results_without_unreadable_images_have_a_caveat_and_a_column_of_their_own():
     facts = {"train": {"skipped": {"a.png": "no image"}}, "val": {"skipped": {"b.png": "no image"}}}
+    facts |= {"sets": [{"skipped": {"c.png": "no image"}}], "shifted": {"c": {"skipped": {"d.png": "no image"}}}}
     board = leaderboard_of([result(A, skip_bad=True, facts=facts), result(B, skip_bad=True)])
-    assert list(board.groups) == ["digits/knn@dino", "digits/knn@dino[skipped=2]"]
-    assert "2 unreadable images left out" in board.caveats["digits/knn@dino[skipped=2]"][0]
+    assert list(board.groups) == ["digits/knn@dino", "digits/knn@dino[skipped=4]"]
+    assert "4 unreadable images left out" in board.caveats["digits/knn@dino[skipped=4]"][0]
     assert board.caveats["digits/knn@dino"] == ()
 
 

@@ -12,6 +12,7 @@ from PIL import Image
 from refusals import refusal
 from toy_exports import varied_export
 
+from bench.results.record import skipped_paths
 from engine.tasks import Workspace, resampled
 from probes.finetune.trainer import Training
 from probes.shifted import ALEXNET, mce, mce_metric, objectnet_counterparts, open_class_folders, real_labels
@@ -125,6 +126,18 @@ def test_missing_corruptions_are_generated_and_named_so(tmp_path):
     }
     assert outcome.arrays["generated_errors"].shape == (1, 5)
     assert any("generated_mce_of1" in warning and "AlexNet" in warning for warning in outcome.facts["warnings"])
+
+
+def test_unreadable_images_of_shifted_sets_are_recorded(imagenet, tmp_path):
+    """A result without them is marked, and a run without --skip-bad does not take it for complete."""
+    (tmp_path / "imagenet").symlink_to(imagenet / "imagenet")
+    broken = [f"imagenet-r/{WNIDS[0]}/0.png", f"imagenet-c/fog/3/{WNIDS[1]}/0.png"]
+    for path, name in zip(broken, ("imagenet-r", "imagenet-c"), strict=True):
+        shutil.copytree(imagenet / name, tmp_path / name)
+        (tmp_path / path).write_bytes(b"no image")
+    space = Workspace(cache=tmp_path / "cache", data=f"imagenet:{tmp_path / 'imagenet'}", skip_bad=True)
+    facts = replace(TASK, epochs=1).run(varied_export(), space).facts
+    assert skipped_paths(facts) == {str(tmp_path / path) for path in broken}
 
 
 def test_the_noise_of_a_corruption_depends_on_no_other(tmp_path):
