@@ -228,18 +228,20 @@ def held_network(
         attributes |= {"mean": statistics.mean, "std": statistics.std}
     code, package = _code_digests(network, forward), _package_of(type(network).__module__)
     try:
-        network = copy.deepcopy(network).cpu().float().eval().requires_grad_(False)
+        copied = copy.deepcopy(network).cpu().float().eval().requires_grad_(False)
     except Exception as error:  # a module may raise any type
         raise ValueError(f"{name} cannot be copied, and so not be evaluated ({_one_line(error)})") from error
-    if is_timm or type(network).__module__.startswith("torchvision."):
-        network.thread_safe = True
-    if forward or is_timm:
-        network = WithForward(network, forward or _timm_classifier_input)
+    is_known = is_timm or type(network).__module__.startswith("torchvision.")
+    if is_known and not forward and not any(_hooks(part) or _is_own_code(type(part)) for part in copied.modules()):
+        copied.thread_safe = True
+    network = WithForward(copied, forward or _timm_classifier_input) if forward or is_timm else copied
     preparation, size = _preparation(attributes, name)
+    spec = _measure_spec(network, name, preparation, size)
+    code["structure"] = _structure_digest(network, _measuring_image(preparation, size), copied, forward)
     # Identifies the network in its reference, which the digest of the export includes.
     key = digest([code, asdict(preparation), size, digest_of_tensors(_parameters_and_buffers(network))])[:8]
     reference = f"{MEMORY_PREFIX}{name}-{key}"
-    spec = replace(_measure_spec(network, reference, preparation, size), label=name)
+    spec = replace(spec, reference=reference, label=name)
     export = OwnExport(
         spec=spec,
         preparation=preparation,
@@ -272,8 +274,8 @@ def _timm_classifier_input(network: nn.Module, images: Tensor) -> Tensor:
 
 
 def _code_digests(network: nn.Module, forward: Forward | None) -> dict[str, str]:
-    """Name of a class or function outside of installed packages -> SHA-256 of its source; and "structure"."""
-    hashes = {"structure": _structure_digest(network, forward)}
+    """Name of a class or function outside of installed packages -> SHA-256 of its source."""
+    hashes: dict[str, str] = {}
     for item in dict.fromkeys(map(type, network.modules())):
         if _is_own_code(item):
             hashes[item.__qualname__] = hashlib.sha256(_source(item)).hexdigest()
@@ -285,20 +287,51 @@ def _code_digests(network: nn.Module, forward: Forward | None) -> dict[str, str]
     return hashes
 
 
-def _structure_digest(network: nn.Module, forward: Forward | None = None) -> str:
-    """SHA-256 of what tells networks of equal weights and code apart: their modules, the plain attributes of these, and
-    the values outside of its code that a function reads. Taken before a forward pass, which may change attributes."""
-    of_module = vars(nn.Module())
-    attributes = {
-        name: {key: _comparable(value) for key, value in vars(module).items() if key not in of_module}
-        for name, module in network.named_modules()
+def _structure_digest(network: nn.Module, image: Tensor, module: nn.Module, forward: Forward | None = None) -> str:
+    """SHA-256 of what tells networks of equal weights and code apart, without what forward passes leave behind.
+
+    network: the module, or it behind `forward`. image: (1, 3, H, W).
+    """
+    values = []
+    for scale in (1, -1):
+        with torch.inference_mode():
+            network(scale * image)
+        values.append(_values_read(module, forward))
+    return digest(_unchanged(*values))
+
+
+def _values_read(network: nn.Module, forward: Forward | None = None) -> dict[str, Any]:
+    """JSON values of what tells networks of equal weights and code apart: their modules, the attributes and hooks of
+    these, and the values outside of its code that a function reads."""
+    of_module, kinds = vars(nn.Module()), dict.fromkeys(map(type, network.modules()))
+    return {
+        "modules": repr(network),
+        "attributes": {
+            name: {key: _comparable(value) for key, value in vars(module).items() if key not in of_module}
+            for name, module in network.named_modules()
+        },
+        "hooks": {name: [_comparable(hook) for hook in _hooks(module)] for name, module in network.named_modules()},
+        "methods": [
+            {key: _comparable(value) for key, value in vars(kind).items() if isinstance(value, FunctionType)}
+            for kind in kinds
+            if _is_own_code(kind)
+        ],
+        "forward": _comparable(forward),
     }
-    methods = [
-        {key: _comparable(value) for key, value in vars(kind).items() if isinstance(value, FunctionType)}
-        for kind in dict.fromkeys(map(type, network.modules()))
-        if _is_own_code(kind)
-    ]
-    return digest([repr(network), attributes, methods, _comparable(forward)])
+
+
+def _hooks(module: nn.Module) -> list[Any]:
+    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+
+
+def _unchanged(before: Any, after: Any) -> Any:
+    """The parts of a JSON value that are the same after passes of two images."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        parts = {key: _unchanged(value, after.get(key)) for key, value in before.items()}
+        return {key: value for key, value in parts.items() if value is not None}
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        return [_unchanged(*pair) for pair in zip(before, after, strict=True)]
+    return before if before == after else None
 
 
 def _comparable(value: Any, depth: int = 6) -> Any:
@@ -310,15 +343,15 @@ def _comparable(value: Any, depth: int = 6) -> Any:
     if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
         return digest_of_tensors({"": value.detach().cpu()})
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return [str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).hexdigest()]
+        return [str(value.dtype), str(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
     if isinstance(value, nn.Module):
         return [repr(value), digest_of_tensors(_parameters_and_buffers(value))]
     if value is None or isinstance(value, bool | int | float | complex | str | np.number | torch.dtype):
         return repr(value)
-    parts: Sequence[Any] = ()
     if isinstance(value, Mapping):
-        parts = sorted(value.items(), key=lambda item: repr(item[0]))
-    elif isinstance(value, list | tuple):
+        return {repr(key): _comparable(part, depth - 1) for key, part in (value.items() if depth else ())}
+    parts: Sequence[Any] = ()
+    if isinstance(value, list | tuple):
         parts = value
     elif isinstance(value, set | frozenset):
         parts = sorted(value, key=repr)
@@ -366,11 +399,10 @@ def own_network(reference: str) -> OwnExport:
         second_network = _call_function(function, reference)
         has_random_weights = weights != digest_of_tensors(_parameters_and_buffers(second_network))
     preparation, size = _preparation(_preparation_attributes(network), reference)
-    structure = _structure_digest(network)
     spec = _measure_spec(network, reference, preparation, size)
     modules = dict.fromkeys([function.__module__, type(network).__module__])
     files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in map(_source_file, modules) if file}
-    files["structure"] = structure
+    files["structure"] = _structure_digest(network, _measuring_image(preparation, size), network)
     return OwnExport(
         spec=spec,
         preparation=preparation,
@@ -442,15 +474,20 @@ def _preparation(attributes: Mapping[str, Any], reference: str) -> tuple[Prepara
     return preparation, size[0] if len({*size}) == 1 else (size[0], size[1])
 
 
+def _measuring_image(preparation: Preparation, size: int | tuple[int, int]) -> Tensor:
+    """A prepared synthetic image (1, 3, H, W) of a size in pixels."""
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (preparation.mean, preparation.std))
+    return (synthetic_image(size if isinstance(size, tuple) else (size, size)).float() - mean) / std
+
+
 def _measure_spec(network: nn.Module, reference: str, preparation: Preparation, size: int | tuple[int, int]) -> OwnSpec:
     """The spec of a network, measured on a synthetic image of a size in pixels.
 
     Raises ValueError if the network fails, returns other shapes, or other features when called a second time or for a
     batch of two.
     """
-    height, width = size if isinstance(size, tuple) else (size, size)
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (preparation.mean, preparation.std))
-    image = (synthetic_image((height, width)).float() - mean) / std
+    image = _measuring_image(preparation, size)
+    height, width = image.shape[-2:]
     with torch.inference_mode():
         (tokens, grid), flops = count_flops(lambda: network_tokens(network, image, reference))
         if not torch.equal(network_tokens(network, image, reference)[0], tokens):

@@ -33,7 +33,8 @@ def test_the_example_of_the_page_runs(bench, refused):
     results = [json.loads(path.read_text()) for path in Path("results").rglob("*.json") if "knn" in path.name]
     (checkpoint,) = [result["checkpoint"] for result in results if result.get("status") == "ok"]
     assert (checkpoint["name"], checkpoint["method"], checkpoint["architecture"]) == ("resnet18", "module", "LastStage")
-    assert re.fullmatch(r"module:mynets:resnet18 \(mynets.py [0-9a-f]{12}\)", checkpoint["source"])
+    code = r"mynets.py [0-9a-f]{12}, structure [0-9a-f]{12}"
+    assert re.fullmatch(rf"module:mynets:resnet18 \({code}\)", checkpoint["source"])
     assert checkpoint["parameters"] == 11_176_512 and len(checkpoint["digest"]) == 64
     assert not Path("results/exports").exists()
 

@@ -9,10 +9,12 @@ import torch
 from own_networks import write_networks
 from refusals import refusal
 from torch import nn
+from torchvision.models import resnet18
 
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import Forward, OwnExport, held_network
 from checkpoints.resolve import load, load_frozen
+from checkpoints.spec import Preparation
 from engine.machine import run_on_core_threads
 from probes.features.kinds import FeatureKind
 
@@ -124,6 +126,39 @@ def test_the_digest_depends_on_values_that_the_code_reads(nets, monkeypatch):
         monkeypatch.setenv("SCALE", scale)
         digests.add(load_own("other").digest)
     assert len(digests) == 3
+
+
+def hooked_resnet(layer: str) -> tuple[nn.Module, Forward]:
+    """A network of torchvision whose layer leaves its output in a dictionary, from which it is read."""
+    torch.manual_seed(0)
+    network, outputs = resnet18(), {}
+    network.get_submodule(layer).register_forward_hook(lambda module, inputs, output: outputs.update(maps=output))
+
+    def read(network: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        network(images)
+        return outputs["maps"].mean((2, 3))[:, :64]
+
+    return network, read
+
+
+def test_outputs_that_hooks_leave_belong_to_their_images():
+    """Of a network that is known to be thread-safe, too: a hook makes threads exchange their features."""
+    half = Preparation(mean=(0.5,) * 3, std=(0.5,) * 3)
+    exports = [held_network(*hooked_resnet(layer), 32, half) for layer in ("layer1", "layer2", "layer1.1")]
+    assert len({export.digest for export in exports}) == 3
+    network, read = hooked_resnet("layer2")
+    export = held_network(network, read, 32, half)
+    backbone = Backbone(export)
+    batches = torch.randint(0, 256, (12, 2, 3, 32, 32), dtype=torch.uint8)
+    alone = [backbone.views(backbone.prepare(batch), [(-1, True)])[-1, True].cls for batch in batches]
+    together = {}
+
+    def compute(number: int) -> None:
+        together[number] = backbone.views(backbone.prepare(batches[number]), [(-1, True)])[-1, True].cls
+
+    run_on_core_threads(compute, range(12), 4)
+    assert all(torch.equal(together[number], alone[number]) for number in range(12))
+    assert held_network(network, read, 32, half).digest == export.digest, "with what the passes left"
 
 
 def bound_to(layer: int) -> Forward:
