@@ -72,6 +72,13 @@ class Attentive(SweepTask):
     # trained; those of the others would change nothing for them but the relative size of Adam's eps.
     sources: PositiveInt = field(default=1, metadata=ADDED)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.erase and not self.policy:
+            raise ValueError(
+                f"erase={self.erase}: it needs a policy, such as rand-m9-mstd0.5-inc1; set one, or erase=0"
+            )
+
     @property
     def kinds_by_readout(self) -> dict[str, tuple[FeatureKind, ...]]:
         return {self.readout: tuple(FeatureKind(pool, -1, self.norm) for pool in self.readout.split("+"))}  # type: ignore[arg-type]
