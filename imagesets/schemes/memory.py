@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from PIL import Image
 
+from engine.printing import say
 from engine.progress import Progress
 from imagesets.decoding import UnreadableImage, as_rgb, reason_of
 from imagesets.selection import held_out_sample, rarest_classes
@@ -23,6 +24,7 @@ PLACE = "NAME"
 SPLITS = ("train", "val")
 VAL_SHARE = 0.2  # of each class, if there is only one split
 IMAGES_READ_TWICE = 3  # to detect random augmentation at once; it is refused later, too
+DARK = 16  # of 255; images of 0 and 1, or of scikit-learn's digits, as whole numbers are no brighter
 IMAGE_FORMS = "give PIL images, or arrays (H, W, 3), (3, H, W) or (H, W) of uint8, or of floats from 0 to 1"
 _dataset_lock = threading.Lock()  # datasets need not be thread-safe, but features are extracted by several threads
 
@@ -164,7 +166,7 @@ def _read_dataset(url: str, split: Split, dataset: Any) -> tuple[DatasetImages, 
     dataset = Arrays(*dataset) if isinstance(dataset, tuple) and len(dataset) == 2 else dataset
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ValueError(f"{url}: {split} is a {type(dataset).__name__}; give a dataset with a length, or arrays")
-    name, labels, digests = f"{url}/{split}", [], []
+    name, labels, digests, brightest = f"{url}/{split}", [], [], 0
     with Progress(f"reading {name}", len(dataset)) as progress:
         for index in range(len(dataset)):
             try:
@@ -172,8 +174,12 @@ def _read_dataset(url: str, split: Split, dataset: Any) -> tuple[DatasetImages, 
             except UnreadableImage as error:
                 raise ValueError(f"{error.path}: {error.reason}") from error
             digests.append(_pixel_digest(image))
+            brightest = max(brightest, int(np.asarray(image).max()))
             labels.append(label)
             progress.advance(1)
+    if brightest <= DARK:
+        text = f"the brightest of all values of {len(dataset)} images is {brightest} of 255; scale them to 0..255"
+        say(f"warning: {name}: {text}, unless they are black", errors=True)
     for index in range(min(IMAGES_READ_TWICE, len(dataset))):
         if _pixel_digest(read_item(dataset, index, name)[0]) != digests[index]:
             raise another_image(f"{name}/{index}")

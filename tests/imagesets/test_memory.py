@@ -137,6 +137,13 @@ def test_wrong_images_and_labels_are_refused():
         assert re.search(message, refusal(hold, "x", train))
 
 
+def test_images_that_are_nearly_black_are_noted(capsys):
+    """Whole numbers from 0 to 1 or 16 are read as grey levels of 255."""
+    for white, is_noted in ((1, True), (16, True), (17, False)):
+        hold("x", (np.minimum(GREY, white), LABELS))
+        assert ("scale them to 0..255" in capsys.readouterr().err) == is_noted, white
+
+
 class SeldomAugmented(DictDataset):
     """Changes an image with a probability so small that the first reading of a few images does not show it."""
 
