@@ -18,27 +18,31 @@ change state in it, as hooks do, unless the network has the attribute `thread_sa
 import copy
 import hashlib
 import importlib
-import inspect
-import marshal
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
-from importlib.metadata import packages_distributions, version
-from pathlib import Path
-from types import FunctionType, ModuleType
+from functools import cached_property
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from checkpoints.export import ViTExport, digest_of_tensors
 from checkpoints.fingerprint import synthetic_image
+from checkpoints.own_code import (
+    Forward,
+    code_digests,
+    hooks,
+    is_own_code,
+    package_of,
+    parameters_and_buffers,
+    source_file,
+    structure_digest,
+)
 from checkpoints.spec import MAX_GRID, FinalNorm, ImageGrid, Preparation, PreparesImages, ViTSpec
 from engine.files import digest
 from engine.work import count_flops
@@ -57,7 +61,6 @@ MAX_SIDE = 16 * MAX_GRID  # pixels; of the images of a network
 MAX_CHANGE = 0.02  # of features in another batch, as a share of the largest value; far above bfloat16's rounding
 MEMORY_PREFIX = f"{SCHEME}:memory:"  # of references to networks in a Python program
 PREPARATION_ATTRIBUTES = ("image_size", "mean", "std", "crop", "interpolation")  # of a network; the last two optional
-Forward = Callable[[nn.Module, Tensor], Any]  # network, images (B, 3, H, W) -> output in one of the forms above
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +152,7 @@ class OwnExport(PreparesImages):
     def digest(self) -> str:
         """Hex SHA-256 over all that features depend on: parameters, buffers, preparation, source code."""
         facts = digest([asdict(self.spec), asdict(self.preparation), dict(self.files)])
-        return digest([facts, digest_of_tensors(_parameters_and_buffers(self.network))])
+        return digest([facts, digest_of_tensors(parameters_and_buffers(self.network))])
 
     def build(self, drop_path: float = 0.0, any_size: bool = False) -> OwnNetwork:
         """A copy of the network, on the CPU. The arguments, those of ViTExport's, have no effect."""
@@ -173,15 +176,6 @@ class OwnExport(PreparesImages):
         raise AttributeError(f"{self.spec.reference} is a network of your own, without the {name} of a ViT-export")
 
 
-def _parameters_and_buffers(network: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers of a network by name, on the CPU."""
-    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-
-
-_exports_in_memory: WeakValueDictionary[str, OwnExport] = WeakValueDictionary()  # by reference
-
-
 class WithForward(nn.Module):
     """A network whose features are read by a function: `function(network, images)`."""
 
@@ -192,6 +186,9 @@ class WithForward(nn.Module):
 
     def forward(self, images: Tensor) -> Any:
         return self.function(self.network, images)
+
+
+_exports_in_memory: WeakValueDictionary[str, OwnExport] = WeakValueDictionary()  # by reference
 
 
 def held_network(
@@ -226,20 +223,20 @@ def held_network(
         attributes["image_size"] = image_size
     if statistics:
         attributes |= {"mean": statistics.mean, "std": statistics.std}
-    code, package = _code_digests(network, forward), _package_of(type(network).__module__)
+    code, package = code_digests(network, forward), package_of(type(network).__module__)
     try:
         copied = copy.deepcopy(network).cpu().float().eval().requires_grad_(False)
     except Exception as error:  # a module may raise any type
         raise ValueError(f"{name} cannot be copied, and so not be evaluated ({_one_line(error)})") from error
     is_known = is_timm or type(network).__module__.startswith("torchvision.")
-    if is_known and not forward and not any(_hooks(part) or _is_own_code(type(part)) for part in copied.modules()):
+    if is_known and not forward and not any(hooks(part) or is_own_code(type(part)) for part in copied.modules()):
         copied.thread_safe = True
     network = WithForward(copied, forward or _timm_classifier_input) if forward or is_timm else copied
     preparation, size = _preparation(attributes, name)
     spec = _measure_spec(network, name, preparation, size)
-    code["structure"] = _structure_digest(network, _measuring_image(preparation, size), copied, forward)
+    code["structure"] = structure_digest(network, _measuring_image(preparation, size), copied, forward)
     # Identifies the network in its reference, which the digest of the export includes.
-    key = digest([code, asdict(preparation), size, digest_of_tensors(_parameters_and_buffers(network))])[:8]
+    key = digest([code, asdict(preparation), size, digest_of_tensors(parameters_and_buffers(network))])[:8]
     reference = f"{MEMORY_PREFIX}{name}-{key}"
     spec = replace(spec, reference=reference, label=name)
     export = OwnExport(
@@ -273,115 +270,6 @@ def _timm_classifier_input(network: nn.Module, images: Tensor) -> Tensor:
     return network.forward_head(network.forward_features(images), pre_logits=True)
 
 
-def _code_digests(network: nn.Module, forward: Forward | None) -> dict[str, str]:
-    """Name of a class or function outside of installed packages -> SHA-256 of its source."""
-    hashes: dict[str, str] = {}
-    for item in dict.fromkeys(map(type, network.modules())):
-        if _is_own_code(item):
-            hashes[item.__qualname__] = hashlib.sha256(_source(item)).hexdigest()
-    while isinstance(forward, partial):
-        forward = forward.func
-    if forward and _is_own_code(forward):
-        function = forward if hasattr(forward, "__qualname__") else type(forward)
-        hashes[function.__qualname__] = hashlib.sha256(_source(function)).hexdigest()
-    return hashes
-
-
-def _structure_digest(network: nn.Module, image: Tensor, module: nn.Module, forward: Forward | None = None) -> str:
-    """SHA-256 of what tells networks of equal weights and code apart, without what forward passes leave behind.
-
-    network: the module, or it behind `forward`. image: (1, 3, H, W).
-    """
-    values = []
-    for scale in (1, -1):
-        with torch.inference_mode():
-            network(scale * image)
-        values.append(_values_read(module, forward))
-    return digest(_unchanged(*values))
-
-
-def _values_read(network: nn.Module, forward: Forward | None = None) -> dict[str, Any]:
-    """JSON values of what tells networks of equal weights and code apart: their modules, the attributes and hooks of
-    these, and the values outside of its code that a function reads."""
-    of_module, kinds = vars(nn.Module()), dict.fromkeys(map(type, network.modules()))
-    return {
-        "modules": repr(network),
-        "attributes": {
-            name: {key: _comparable(value) for key, value in vars(module).items() if key not in of_module}
-            for name, module in network.named_modules()
-        },
-        "hooks": {name: [_comparable(hook) for hook in _hooks(module)] for name, module in network.named_modules()},
-        "methods": [
-            {key: _comparable(value) for key, value in vars(kind).items() if isinstance(value, FunctionType)}
-            for kind in kinds
-            if _is_own_code(kind)
-        ],
-        "forward": _comparable(forward),
-    }
-
-
-def _hooks(module: nn.Module) -> list[Any]:
-    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-
-
-def _unchanged(before: Any, after: Any) -> Any:
-    """The parts of a JSON value that are the same after passes of two images."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        parts = {key: _unchanged(value, after.get(key)) for key, value in before.items()}
-        return {key: value for key, value in parts.items() if value is not None}
-    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        return [_unchanged(*pair) for pair in zip(before, after, strict=True)]
-    return before if before == after else None
-
-
-def _comparable(value: Any, depth: int = 6) -> Any:
-    """A JSON value that differs between values with which a network may compute different features.
-
-    Of objects other than numbers, texts, arrays, modules, functions and collections of these it is the type alone.
-    depth: of collections and functions within each other; functions that functions call are followed one step.
-    """
-    if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
-        return digest_of_tensors({"": value.detach().cpu()})
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return [str(value.dtype), str(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
-    if isinstance(value, nn.Module):
-        return [repr(value), digest_of_tensors(_parameters_and_buffers(value))]
-    if value is None or isinstance(value, bool | int | float | complex | str | np.number | torch.dtype):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return {repr(key): _comparable(part, depth - 1) for key, part in (value.items() if depth else ())}
-    parts: Sequence[Any] = ()
-    if isinstance(value, list | tuple):
-        parts = value
-    elif isinstance(value, set | frozenset):
-        parts = sorted(value, key=repr)
-    elif isinstance(value, partial):
-        parts = value.func, value.args, value.keywords
-    elif isinstance(value, FunctionType) and _is_own_code(value):
-        outside = inspect.getclosurevars(value)
-        parts = _source(value).hex(), value.__defaults__, value.__kwdefaults__, outside.nonlocals, outside.globals
-    elif callable(value) and not isinstance(value, type | FunctionType):
-        owner = getattr(value, "__self__", value)  # of a method
-        parts = () if isinstance(owner, nn.Module | ModuleType) else (getattr(owner, "__dict__", None),)
-    name = getattr(value, "__qualname__", type(value).__qualname__)
-    return [name, *(_comparable(part, depth - 1) for part in (parts if depth else ()))]
-
-
-def _is_own_code(item: Any) -> bool:
-    """Whether a class or function is the user's: neither Python's nor from an installed package."""
-    module = getattr(item, "__module__", None) or ""
-    return module.partition(".")[0] not in sys.stdlib_module_names and not _is_installed(module)
-
-
-def _source(item: Any) -> bytes:
-    """The source of a class or function; where there is none, as in an interactive session, its compiled code."""
-    try:
-        return inspect.getsource(item).encode()
-    except (OSError, TypeError):
-        codes = [getattr(member, "__code__", None) for member in (item, *getattr(item, "__dict__", {}).values())]
-        return b"".join(marshal.dumps(code) for code in codes if code)
-
-
 def own_network(reference: str) -> OwnExport:
     """The export of the network that FUNCTION of PACKAGE returns, or of one in memory.
 
@@ -395,20 +283,20 @@ def own_network(reference: str) -> OwnExport:
     network = _call_function(function, reference)
     has_random_weights = False
     if not torch.equal(random_state, torch.get_rng_state()):  # the function drew random numbers
-        weights = digest_of_tensors(_parameters_and_buffers(network))
+        weights = digest_of_tensors(parameters_and_buffers(network))
         second_network = _call_function(function, reference)
-        has_random_weights = weights != digest_of_tensors(_parameters_and_buffers(second_network))
+        has_random_weights = weights != digest_of_tensors(parameters_and_buffers(second_network))
     preparation, size = _preparation(_preparation_attributes(network), reference)
     spec = _measure_spec(network, reference, preparation, size)
     modules = dict.fromkeys([function.__module__, type(network).__module__])
-    files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in map(_source_file, modules) if file}
-    files["structure"] = _structure_digest(network, _measuring_image(preparation, size), network)
+    files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in map(source_file, modules) if file}
+    files["structure"] = structure_digest(network, _measuring_image(preparation, size), network)
     return OwnExport(
         spec=spec,
         preparation=preparation,
         network=network,
         files=files,
-        package=_package_of(function.__module__),
+        package=package_of(function.__module__),
         assumed=((RANDOM_WEIGHTS,) if has_random_weights else ()) + _assumption_on_classifier(network, spec.width),
     )
 
@@ -564,26 +452,6 @@ def _flatten_patches(patches: Tensor, count: int, grid: tuple[int, int]) -> Tens
     if len(patches) != count or is_channels_last == is_channels_first:
         raise ValueError(f"patch tokens that are not, or doubly, on a grid of {grid[0]} x {grid[1]}")
     return (patches if is_channels_last else patches.permute(0, 2, 3, 1)).flatten(1, 2)
-
-
-def _source_file(module: str) -> Path | None:
-    """The file of an imported module, or None if it has none."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return Path(file) if file and Path(file).is_file() else None
-
-
-def _package_of(module: str) -> str:
-    """Name and version, such as `mynets 1.0`, of the installed package of a module; "" if it is not installed."""
-    if not _is_installed(module):
-        return ""
-    names = packages_distributions().get(module.partition(".")[0], [])  # takes a second
-    return f"{names[0]} {version(names[0])}" if names else ""
-
-
-def _is_installed(module: str) -> bool:
-    """Whether the file of a module is in a folder of installed packages."""
-    file = _source_file(module)
-    return file is not None and bool({"site-packages", "dist-packages"} & {*file.parts})
 
 
 def _one_line(error: BaseException) -> str:
