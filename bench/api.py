@@ -310,10 +310,11 @@ def evaluate(
     elif not isinstance(data, str | Mapping):
         data = {"images": data}
     if isinstance(data, Mapping) and len(data) != 1:  # such as the splits of Hugging Face's DatasetDict
-        text = (
-            f"{len(data)} image sets, {', '.join(map(str, data))}: give one, or datasets as a pair (train, val); for "
+        names = ", ".join(map(str, data))
+        raise UserError(
+            "data",
+            f"{len(data)} image sets, {names}: give one, or datasets as (train, val); evaluate_suite takes several",
         )
-        raise UserError("data", f"{text}several sets use evaluate_suite")
     if is_module(checkpoint) or statistics is not None or forward is not None:  # a module's own size may be unknown
         of_module = image_size if is_module(checkpoint) else None
         checkpoint = load(checkpoint, image_size=of_module, statistics=statistics, forward=forward)
