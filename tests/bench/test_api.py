@@ -216,7 +216,7 @@ def evaluate(*images, **settings):
         (evaluate(images=GREY), "^images: give it with labels"),
         (evaluate(images=(GREY, GREY), labels=CLASSES), "each as a pair"),
         (evaluate([1, 2]), "memory:images/train/0: TypeError"),
-        (evaluate({"train": (GREY, CLASSES), "test": (GREY, CLASSES)}), "^data: 2 image sets, train, test: .*pair"),
+        (evaluate({"train": (GREY, CLASSES), "test": (GREY, CLASSES)}), "^data: 2 image sets, train, test: give one"),
         (evaluate("x=digit:"), "^data='x=digit:': "),
         (evaluate("/no/where"), "^data='where=/no/where': "),
         (lambda export: api.evaluate_suite([export], "knn@dino", ["a=digits:"], names=["b", "c"]), "2 names for 1"),
