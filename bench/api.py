@@ -310,10 +310,10 @@ def evaluate(
     elif not isinstance(data, str | Mapping):
         data = {"images": data}
     if isinstance(data, Mapping) and len(data) != 1:  # such as the splits of Hugging Face's DatasetDict
-        names = ", ".join(map(str, data))
+        sets = ", ".join(map(str, data)) or "none"
         raise UserError(
             "data",
-            f"{len(data)} image sets, {names}: give one, or datasets as (train, val); evaluate_suite takes several",
+            f"{len(data)} image sets, {sets}: give one, or datasets as (train, val); evaluate_suite takes several",
         )
     if is_module(checkpoint) or statistics is not None or forward is not None:  # a module's own size may be unknown
         of_module = image_size if is_module(checkpoint) else None

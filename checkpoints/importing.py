@@ -601,8 +601,8 @@ def _check_zeros(tensors: Mapping[str, Tensor]) -> None:
     The last layers of attention and MLP may be zero, because some codes begin a training with that.
     """
     for name, tensor in tensors.items():
-        is_first = (
-            tensor.ndim > 1 and name.endswith(".weight") and not name.endswith(("attn.proj.weight", "fc2.weight"))
-        )
-        if is_first and tensor.numel() and not tensor.any():
+        if tensor.ndim < 2 or not name.endswith(".weight") or name.endswith(("attn.proj.weight", "fc2.weight")):
+            continue
+        parts = tensor.chunk(3) if name.endswith("attn.qkv.weight") else (tensor,)  # files may have these three apart
+        if not all(part.any() for part in parts):
             raise ValueError(f"{name} holds only zeros: the file is not complete; {DOWNLOAD_AGAIN}")

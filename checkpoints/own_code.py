@@ -4,11 +4,13 @@ import hashlib
 import inspect
 import marshal
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import partial
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,12 +40,12 @@ def code_digests(network: nn.Module, forward: Forward | None) -> dict[str, str]:
 def structure_digest(network: nn.Module, image: Tensor, module: nn.Module, forward: Forward | None = None) -> str:
     """SHA-256 of what tells networks of equal weights and code apart, without what forward passes leave behind.
 
-    network: the module, or it behind `forward`. image: (1, 3, H, W).
+    network: the module, or it behind `forward`. image: (1, 3, H, W), which it has read before without an error.
     """
     values = []
-    for scale in (1, -1):
+    for view in (image, image.flip(-1)):
         with torch.inference_mode():
-            network(scale * image)
+            network(view)
         values.append(_values_read(module, forward))
     return digest(_unchanged(*values))
 
@@ -86,8 +88,8 @@ def _unchanged(before: Any, after: Any) -> Any:
 def _comparable(value: Any, depth: int = 6) -> Any:
     """A JSON value that differs between values with which a network may compute different features.
 
-    Of objects other than numbers, texts, arrays, modules, functions and collections of these it is the type alone.
-    depth: of collections and functions within each other; functions that functions call are followed one step.
+    Of objects other than numbers, texts, arrays, modules, functions, dataclasses and collections of these it is the
+    type alone. depth: of collections and functions within each other; of functions that call each other three.
     """
     if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
         return digest_of_tensors({"": value.detach().cpu()})
@@ -98,22 +100,39 @@ def _comparable(value: Any, depth: int = 6) -> Any:
     if value is None or isinstance(value, bool | int | float | complex | str | np.number | torch.dtype):
         return repr(value)
     if isinstance(value, Mapping):
-        return {repr(key): _comparable(part, depth - 1) for key, part in (value.items() if depth else ())}
+        return {_name(key): _comparable(part, depth - 1) for key, part in (value.items() if depth else ())}
+    if isinstance(value, Namespace | SimpleNamespace) or (is_dataclass(value) and hasattr(value, "__dict__")):
+        return [_name(value), _comparable(vars(value), depth - 1) if depth and not isinstance(value, type) else ""]
     parts: Sequence[Any] = ()
     if isinstance(value, list | tuple):
         parts = value
     elif isinstance(value, set | frozenset):
-        parts = sorted(value, key=repr)
+        parts = sorted(value, key=_name)
     elif isinstance(value, partial):
         parts = value.func, value.args, value.keywords
     elif isinstance(value, FunctionType) and is_own_code(value):
-        outside = inspect.getclosurevars(value)
-        parts = _source(value).hex(), value.__defaults__, value.__kwdefaults__, outside.nonlocals, outside.globals
+        parts = _source(value).hex(), value.__defaults__, value.__kwdefaults__, *_variables_outside(value)
     elif callable(value) and not isinstance(value, type | FunctionType):
         owner = getattr(value, "__self__", value)  # of a method
         parts = () if isinstance(owner, nn.Module | ModuleType) else (getattr(owner, "__dict__", None),)
     name = getattr(value, "__qualname__", type(value).__qualname__)
     return [name, *(_comparable(part, depth - 1) for part in (parts if depth else ()))]
+
+
+def _variables_outside(function: FunctionType) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The variables of enclosing functions and of the module that a function reads; none while one has no value yet."""
+    try:
+        outside = inspect.getclosurevars(function)
+    except ValueError:  # an empty cell
+        return {}, {}
+    return outside.nonlocals, outside.globals
+
+
+def _name(value: Any) -> str:
+    """A text for a key or a member of a set, the same in every process."""
+    if qualified := getattr(value, "__qualname__", ""):
+        return str(qualified)
+    return type(value).__qualname__ if type(value).__repr__ is object.__repr__ else repr(value)
 
 
 def parameters_and_buffers(network: nn.Module) -> dict[str, Tensor]:

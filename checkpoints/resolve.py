@@ -97,7 +97,7 @@ def of_module(network: nn.Module, options: ImportOptions, forward: Forward | Non
         return ViTExport.from_vit(copy.deepcopy(network).cpu().float().eval(), options.preparation, facts)
     importer = load_extension("importers", "transformers")
     model_type = getattr(getattr(network, "config", None), "model_type", None)
-    if forward is None and model_type in importer.KINDS:
+    if forward is None and model_type in importer.KINDS and hasattr(network, "base_model_prefix"):
         export = import_file(importer, importer.file_of(network), options)
         importer.compare_features(export, network)
         return export

@@ -202,15 +202,15 @@ def cache_folder(parent: Path, key: Mapping[str, Any], sets: Sequence["ImageSet 
 
 
 def training_folder(parent: Path, key: Mapping[str, Any], sets: Sequence["ImageSet | Any"]) -> Path:
-    """`cache_folder` for results that whole image sets entered; another one if files were overwritten since its first
+    """`cache_folder` for results that whole image sets entered; another one if files were overwritten since an earlier
     use, as `contents_differ` proves. Called in one process."""
     folder, contents = cache_folder(parent, key, sets), [image_set.contents for image_set in sets]
-    path = Path(f"{folder}.contents")  # of the sets when it was first used
-    if any(contents) and not path.exists():
-        write_atomic(path, "\n".join(contents))
-    recorded = read_text(path).split("\n") if path.exists() else contents
-    if any(map(contents_differ, contents, recorded)):
+    path = Path(f"{folder}.contents")  # a line for each state in which the sets were used, such as that of a copy
+    states = [line.split(" ") for line in read_text(path).splitlines()] if path.exists() else []
+    if any(contents_differ(*pair) for state in states for pair in zip(contents, state, strict=True)):
         return parent / digest({**key, "contents": contents})[:32]
+    if any(contents) and contents not in states:
+        write_atomic(path, "".join(f"{' '.join(state)}\n" for state in [*states, contents]))
     return folder
 
 

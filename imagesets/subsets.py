@@ -30,6 +30,11 @@ def few_shot(image_set: ImageSet, per_class: int, seed: int) -> ImageSet:
     return image_set.subset(indices, f"{per_class}-shot-seed{seed}")
 
 
+def images_of_share(image_set: ImageSet, share: float) -> int:
+    """Number of images in a share of them."""
+    return int(share * len(image_set) + 1e-9)  # 0.29 * 100 is 28.999999999999996
+
+
 def fraction(image_set: ImageSet, share: float, seed: int) -> ImageSet:
     """A random `share` of the images, equally many of each class and at least one.
 
@@ -39,8 +44,7 @@ def fraction(image_set: ImageSet, share: float, seed: int) -> ImageSet:
     if not 0 < share <= 1:
         raise ValueError(f"{image_set.url}: a share of {share}; give a number above 0 and up to 1, 0.01 for 1 %")
     counts = class_counts(image_set)
-    count = int(share * len(image_set) + 1e-9)  # 0.29 * 100 is 28.999999999999996
-    total = max(count, int(np.count_nonzero(counts)))
+    total = max(images_of_share(image_set, share), int(np.count_nonzero(counts)))
     indices = stratified_sample(image_set.labels, quotas(counts, total), seed)
     return image_set.subset(indices, f"fraction-{share:g}-seed{seed}")
 

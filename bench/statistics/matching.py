@@ -215,5 +215,6 @@ def _resampled(match: Match, metric: str) -> tuple[list[np.ndarray], int]:
         )
     values = [side.mean(0) for side in sides]
     if (defined := defined_images(values[0] - values[1], images)) < 2:
-        raise ValueError(f"{metric}: a single image cannot be resampled; evaluate on more images")
+        text = f"{metric}: {defined} of {images} images have a value, and a test needs two"
+        raise ValueError(f"{text}; evaluate on more images")
     return values, defined

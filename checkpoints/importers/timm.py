@@ -82,7 +82,9 @@ DROPPED = {
     rf"({ANY_PREFIX}|(state_dict|model)_ema\.)attn_pool\..*": "pooling head",
 }
 RENAMES = {r"^dist_token$": "reg_token"}  # a distilled DeiT is a plain ViT with a second token
-HARMLESS_ARGUMENTS = re.compile(r"num_heads|num_classes|img_size|dynamic_img_(size|pad)|\w*drop\w*|global_pool")
+HARMLESS_ARGUMENTS = re.compile(
+    r"num_heads|num_classes|weight_init|fix_init|img_size|dynamic_img_(size|pad)|\w*drop\w*|global_pool"
+)
 MAX_REASON_LENGTH = 300  # characters of a library's message
 MAX_DIFFERENCE = 1e-5  # of features from timm's, as a share of the largest value; in float32
 INVALID_CONFIG_ERRORS = (TypeError, AttributeError, ValueError)  # raised by timm for invalid settings in a config.json

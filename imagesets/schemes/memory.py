@@ -144,7 +144,7 @@ def _check_same_classes(url: str, train: Any, val: Any) -> None:
         number, of_train, of_val = different[0]
         raise ValueError(
             f"{url}: class {number} is {of_train!r} in train and {of_val!r} in val; give both the same classes in the "
-            "same order, or names as labels"
+            "same order, or names as labels; if these are two names of a class, set val.classes = train.classes"
         )
 
 
@@ -155,7 +155,8 @@ def _class_names(dataset: Any) -> list[str]:
         dataset = dataset.dataset
     features = getattr(dataset, "features", None)
     feature = features.get("label", features.get("labels")) if isinstance(features, Mapping) else None
-    return list(map(str, getattr(dataset, "classes", None) or getattr(feature, "names", None) or ()))
+    names = getattr(dataset, "classes", getattr(feature, "names", None))
+    return list(map(str, names)) if isinstance(names, list | tuple | np.ndarray) else []
 
 
 def _read_dataset(url: str, split: Split, dataset: Any) -> tuple[DatasetImages, list[Any]]:

@@ -51,8 +51,9 @@ FREE_FIELDS += ("norm_eps", "rotary_base", "registers", "register_place", "regis
 MAX_LOG_ASSIGNMENT = 50.0  # largest score of a cluster over the images once shifted; exp of it is far from overflow
 EPS = 1e-8  # added to denominators in Sinkhorn-Knopp and in the normalisation of the prototypes
 
-
-TEACHER_STAYS = "the teacher, which is exported, would keep much of its initial weights"
+MomentumWarmup = Annotated[
+    NonNegativeFloat, Begins("the teacher, which is exported, would keep much of its initial weights")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +82,7 @@ class Settings(Validated):
     teacher_momentum: UnitInterval = 0.999  # EMA momentum of the teacher after the momentum's warm-up
     teacher_momentum_start: UnitInterval = 1.0  # EMA momentum at the start of the warm-up; 1: the teacher is fixed
     teacher_momentum_end: UnitInterval = 1.0  # EMA momentum at the end of the half cosine that follows the warm-up
-    # epochs of the linear warm-up of the momentum
-    momentum_warmup: Annotated[NonNegativeFloat, Begins(TEACHER_STAYS)] = 0.0
+    momentum_warmup: MomentumWarmup = 0.0  # epochs of the linear warm-up of the momentum
     momentum_cut: Fraction = 0.8  # share of the momentum's half cosine that the training covers
     crop_scale: AreaRange = (0.6, 1.0)  # least and largest share of the image's area in a crop
 

@@ -16,7 +16,7 @@ import numpy as np
 from engine.errors import option
 from engine.tasks import Workspace
 from imagesets.sets import ImageSet, open_set, parse_url
-from imagesets.subsets import class_counts, few_shot, fraction, from_list
+from imagesets.subsets import class_counts, few_shot, fraction, from_list, images_of_share
 from probes.lowshot import mieb
 
 Draws = Literal["nested", "mieb"]
@@ -104,7 +104,7 @@ def possible_shots(
 def share_warning(train: ImageSet, share: float, lists: str) -> str:
     """A warning about a share that is drawn larger, since it has fewer images than there are classes; "" if not."""
     classes = int(np.count_nonzero(class_counts(train)))
-    if lists or round(share * len(train)) >= classes:
+    if lists or images_of_share(train, share) >= classes:
         return ""
     return (
         f"{100 * share:g} % of {len(train)} images is less than one of each class: {classes} images were taken, one of "

@@ -81,7 +81,7 @@ def test_single_images_and_lost_arrays_are_named(compare, tmp_path):
         path = save_dense(tmp_path, name, 40.0)
     np.savez(path.with_suffix(".npz"), other=np.ones(3))
     text = compare("a", "b")
-    assert "mIoU: a single image cannot be resampled" in text and "no array 'mIoU_resampled'" in text
+    assert "mIoU: 1 of 1 images have a value" in text and "no array 'mIoU_resampled'" in text
 
 
 def test_the_first_place_is_shared(tmp_path):

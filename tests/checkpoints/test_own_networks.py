@@ -2,6 +2,7 @@
 
 import sys
 import time
+from argparse import Namespace
 from functools import partial
 
 import pytest
@@ -115,6 +116,10 @@ def test_the_digest_depends_on_values_that_the_code_reads(nets, monkeypatch):
     partials = [partial(read_from, layer=layer) for layer in (0, 1)]
     exports = [held_network(Chosen(layer)) for layer in (0, 1)]
     exports += [held_network(Chosen(), forward) for forward in (*layers, *closures, *partials)]
+    for layer in (0, 1):
+        configured = Chosen()
+        configured.settings = Namespace(layer=layer)
+        exports.append(held_network(configured, lambda network, images: network(images)[:, network.settings.layer :]))
     monkeypatch.setitem(globals(), "SCALE", 2.0)
     exports += [held_network(Chosen()), held_network(Chosen(), closures[0])]
     assert len({export.digest for export in exports}) == len(exports)

@@ -51,11 +51,9 @@ def test_aimv2_uses_clips_statistics_and_heads_of_128_channels():
     by_default = imported(aimv2(), ImportOptions())
     assert by_default.spec.heads == 1  # the example's width is below 128
     notes = " ".join(by_default.facts["assumed"])
-    assert (
-        "1 heads" in notes
-        and "'clip'" in notes
-        and "assumed" not in imported(aimv2(), ImportOptions(heads=2, statistics="clip", image_size=16)).facts
-    )
+    assert "1 heads" in notes
+    assert "'clip'" in notes
+    assert "assumed" not in imported(aimv2(), ImportOptions(heads=2, statistics="clip", image_size=16)).facts
 
 
 def test_aimv2s_native_encoder_is_imported_for_one_image_size():

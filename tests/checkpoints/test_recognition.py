@@ -189,7 +189,9 @@ class TestArchitecture:
         export = load(path, ImportOptions(statistics="half"))
         assert (export.spec.architecture, export.facts["epochs"]) == ("test_vit2", 10)
 
-    @pytest.mark.parametrize("arguments", [{"num_heads": 4}, {"act_layer": "relu"}, {"drop_path_rate": 0.1}])
+    @pytest.mark.parametrize(
+        "arguments", [{"num_heads": 4}, {"act_layer": "relu"}, {"drop_path_rate": 0.1, "weight_init": "jax"}]
+    )
     def test_arguments_of_the_training_that_change_the_model_are_refused(self, arguments, tmp_path):
         model = randomise(timm.create_model("test_vit", num_classes=0, **arguments))
         content = {"state_dict": model.state_dict(), "arch": "test_vit", "args": Namespace(model_kwargs=arguments)}

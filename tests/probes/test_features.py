@@ -277,9 +277,9 @@ def test_nothing_computed_from_overwritten_images_is_used_again(export, bitmaps,
     altered_features(space)
     shutil.copytree(bitmaps, tmp_path / "copy")
     sampled = {open_val(bitmaps).path(index) for index in evenly_spaced(20, 16)}
-    for path in sorted((bitmaps / "val").rglob("*.bmp")):
-        if str(path) not in sampled:
-            overwrite(path, time=1)
+    others = [path for path in sorted((bitmaps / "val").rglob("*.bmp")) if str(path) not in sampled]
+    for path in others:
+        overwrite(path, time=1)
     anew = replace(space, opened=OpenedSets())
     elsewhere = replace(anew, cache=tmp_path / "other")
     assert np.array_equal(altered_features(anew), altered_features(elsewhere))
@@ -287,6 +287,10 @@ def test_nothing_computed_from_overwritten_images_is_used_again(export, bitmaps,
     assert after.numbers == fresh.numbers != before.numbers
     of_copy = task.run(export, replace(space, data=f"folder:{tmp_path / 'copy'}", opened=OpenedSets()))
     assert of_copy.numbers == before.numbers and len(list((tmp_path / "cache/finetune").glob("*.contents"))) == 1
+    for path in others:
+        overwrite(tmp_path / "copy" / path.relative_to(bitmaps), time=1)
+    of_changed_copy = task.run(export, replace(space, data=f"folder:{tmp_path / 'copy'}", opened=OpenedSets()))
+    assert of_changed_copy.numbers == fresh.numbers
 
 
 @pytest.mark.parametrize("copy_file", [shutil.copy2, shutil.copyfile], ids=["old times", "new times"])
