@@ -358,8 +358,11 @@ def test_a_broken_weight_is_refused():
     with pytest.raises(ValueError, match="holds NaN"):
         imported(example, **{name: example.tree[name] * float("nan")})
     name = "teacher.backbone.blocks.0.attn.qkv.weight"
-    with pytest.raises(ValueError, match=r"attn\.qkv\.weight holds only zeros"):
-        imported(example, **{name: torch.zeros_like(example.tree[name])})
+    whole, weight = torch.zeros_like(example.tree[name]), example.tree[name]
+    queries = torch.cat([whole[: len(whole) // 3], weight[len(whole) // 3 :]])
+    for broken in (whole, queries):
+        with pytest.raises(ValueError, match=r"attn\.qkv\.weight holds only zeros"):
+            imported(example, **{name: broken})
 
 
 @pytest.mark.parametrize(

@@ -328,6 +328,27 @@ def test_a_module_that_computes_otherwise_than_its_config_says_is_refused():
     assert "Shifted fails on images" in refusal(of_module, shifted, ImportOptions())
 
 
+class Doubled(torch.nn.Module):
+    """A module of the user's own around a model of the library, whose configuration it takes over."""
+
+    image_size, mean, std = 32, (0.5,) * 3, (0.5,) * 3
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return 2 * self.model(pixel_values=images).last_hidden_state[:, 0]
+
+
+def test_a_module_around_a_model_is_a_network_of_its_own():
+    model, image = random_model("ViT").eval(), torch.rand(1, 3, 32, 32)
+    export = of_module(Doubled(model), ImportOptions())
+    with torch.inference_mode():
+        expected = 2 * model(pixel_values=image).last_hidden_state[:, 0]
+        assert torch.allclose(export.build()(image)[0][:, 0], expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "model.safetensors.index.json"])
 @pytest.mark.parametrize("content", [None, b"[" * 10**5])
 def test_pipes_and_broken_json_are_refused_in_one_line(name, content, tmp_path):
