@@ -314,7 +314,7 @@ def _mean_over_seeds(results: Sequence[Result], metric: str) -> Cell:
     drawn = any(result.random for result in results) or len(set(values)) > 1
     return Cell(
         mean=statistics.fmean(values) if drawn else values[0],
-        std=statistics.pstdev(values) if len(values) > 1 else 0.0,  # exact arithmetic, slow for thousands of cells
+        std=statistics.stdev(values) if len(values) > 1 else 0.0,  # exact arithmetic, slow for thousands of cells
         seeds=len(results) if drawn else 1,
         interval=(statistics.fmean(lows), statistics.fmean(highs)) if lows else None,
         unit=records[-1].unit,
@@ -569,7 +569,7 @@ def group_rows(
 
 
 HEADER = r"""% Rebuilt by bench leaderboard --format latex. Needs \usepackage{booktabs}.
-% Numbers are means over seeds with their standard deviation (population). Bold: the best network of a column and all
+% Numbers are means over seeds with their sample standard deviation. Bold: the best network of a column and all
 % that a paired test on the same images cannot tell from it (5 %, Holm over the column). ?: see the caption.
 """
 # LaTeX's special characters; characters that its old encoding OT1 sets as others; and [ ] *, which LaTeX would read as

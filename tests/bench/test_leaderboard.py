@@ -72,7 +72,7 @@ def test_seeds_and_intervals_have_columns_of_their_own():
     first, without_interval = result(A, 90.0, interval=(88.0, 92.0)), result(A, 92.0, seed=1)
     column, ends = "digits/knn@dino:top1_k20", ("", ":low", ":high", ":std", ":n")
     rows = rows_of([first, result(A, 92.0, interval=(90.0, 93.0), seed=1), result(B, 50.0)])
-    assert [rows[0][column + end] for end in ends] == ["91.0", "89.0", "92.5", "1.0", "2"]
+    assert [rows[0][column + end] for end in ends] == ["91.0", "89.0", "92.5", "1.4142135623730951", "2"]
     assert [rows[1][column + end] for end in ends] == ["50.0", "", "", "0.0", "1"]
     assert "digits/knn@dino:loss:low" not in rows[0]
     (row,) = rows_of([first, without_interval])

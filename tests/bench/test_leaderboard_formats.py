@@ -273,7 +273,7 @@ def test_latex_shows_deviations_and_ties_in_bold():
     results += [made_result(b, made_metrics({"top1": 90.5})), made_result(c, made_metrics({"top1": -1.5}))]
     ties = {("digits/knn@dino", "top1"): Ties(frozenset((a.key, b.key)), frozenset((a.key, b.key, c.key)))}
     text = content_of(replace(made_leaderboard(results), ties=ties), "latex").decode()
-    for row in (r"a & \textbf{91.00} $\pm$ 1.00 \\", r"b & \textbf{90.50} \\", r"c & $-$1.50 \\"):
+    for row in (r"a & \textbf{91.00} $\pm$ 1.41 \\", r"b & \textbf{90.50} \\", r"c & $-$1.50 \\"):
         assert row in text
 
 

@@ -198,11 +198,11 @@ def test_further_trainings_of_a_network_are_its_seeds(tmp_path):
         correct_on(tmp_path, made_checkpoint(name, number, method="mae"), right)
     report = contents_of(read_leaderboard(tmp_path))
     (table,) = report.tables
-    assert [cell_text(cell, False) for cell in table.cells.values()] == ["65.00 +- 5.00 (n=2)", "50.00"]
+    assert [cell_text(cell, False) for cell in table.cells.values()] == ["65.00 +- 7.07 (n=2)", "50.00"]
     assert " 1 network with one training: seeds can change the order. The tests resample images" in headline(report)
     a = table.networks[0]
     names = [report.results[index].checkpoint.name for index in report.sources[table.group, a.key]]
-    assert names == ["a", "a-seed1"] and "65.00 +- 5.00 (n=2)" in page_of(report)
+    assert names == ["a", "a-seed1"] and "65.00 +- 7.07 (n=2)" in page_of(report)
 
 
 def test_networks_tied_with_the_best_share_a_mean_rank():

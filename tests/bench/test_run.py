@@ -199,7 +199,7 @@ def test_several_seeds_repeat_what_is_random(bench, exports, out):
     assert len(set(drawn)) > 1
     (row,) = rows_of(out)
     assert float(row["tiny/lowshot@bench:top1_1shot"]) == pytest.approx(np.mean(drawn))
-    assert float(row["tiny/lowshot@bench:top1_1shot:std"]) == pytest.approx(np.std(drawn))
+    assert float(row["tiny/lowshot@bench:top1_1shot:std"]) == pytest.approx(np.std(drawn, ddof=1))
     results = bench_api.evaluate(exports[0], "lowshot@bench", "tiny=tiny:", seed=[1, 2], out=out)
     assert [result.seed for result in results] == [1, 2]
     assert len(bench_api.evaluate(exports[0], "knn@dino", "tiny=tiny:", seed=[0, 1], out=out)) == 1

@@ -78,7 +78,7 @@ def test_a_card_shows_the_measured_results(bench, export, tmp_path):
     assert code == 0 and err == "" and output.count("written: ") == 1
     text = (export / "README.md").read_text()
     for line in (
-        "| digits | knn@dino | 1 | top1_k10 | 81.00 [75.0, 85.0] +- 0.82 (n=3) |",
+        "| digits | knn@dino | 1 | top1_k10 | 81.00 [75.0, 85.0] +- 1.00 (n=3) |",
         "| digits | linear@mae[v2] | 2 | top1 | 60.00 |",
         "| digits | knn@dino[48px] | 1 | top1_k10 | 20.00 |",
         "- digits/linear@mae[v2 limit=8]\\: 8 of 1,297 train and 8 of 500 val images (--limit 8).",
