@@ -59,10 +59,12 @@ HEADS = {
     3584: 28,
     4096: 32,
 }
-# width -> timm name of a plain ViT; fields of the spec override all its sizes
 Fits = Callable[[int, int, int], bool]  # of rows before the patches, and rows and columns of patches
 IMAGE_SIZE = re.compile(r"(.*\.)?(image_size|img_size|input_size)")  # names of settings for the size of images
 HEAD_COUNT = re.compile(r"(.*\.)?(num_heads|n_heads|nhead|heads|num_attention_heads)")  # of settings
+# Of features from those of the library's own model, as a share of the largest value; both in float32.
+MAX_DIFFERENCE = 1e-5
+# width -> timm name of a plain ViT; fields of the spec override all its sizes
 ARCHITECTURES = {192: "vit_tiny_patch16_224", 384: "vit_small_patch16_224", 1024: "vit_large_patch16_224"}
 
 

@@ -50,6 +50,7 @@ from checkpoints.fingerprint import synthetic_image
 from checkpoints.folders import WEIGHTS, offline_if_unreachable
 from checkpoints.importing import (
     HEADS,
+    MAX_DIFFERENCE,
     BranchTensors,
     Conversion,
     absolute,
@@ -86,7 +87,6 @@ HARMLESS_ARGUMENTS = re.compile(
     r"num_heads|num_classes|weight_init|fix_init|img_size|dynamic_img_(size|pad)|\w*drop\w*|global_pool"
 )
 MAX_REASON_LENGTH = 300  # characters of a library's message
-MAX_DIFFERENCE = 1e-5  # of features from timm's, as a share of the largest value; in float32
 INVALID_CONFIG_ERRORS = (TypeError, AttributeError, ValueError)  # raised by timm for invalid settings in a config.json
 CLASSES = (VisionTransformer, VisionTransformerDistilled, Beit, Eva, NaFlexVit)
 # timm's modules with ViTs of a single resolution ("vision_transformer" is models/vision_transformer.py), of which

@@ -24,7 +24,14 @@ from checkpoints.dotted import split
 from checkpoints.export import ViTExport, digest_of_tensors
 from checkpoints.fingerprint import synthetic_image
 from checkpoints.import_options import are_statistics
-from checkpoints.importing import BranchTensors, Conversion, relative_vit, size_from, split_class_tokens
+from checkpoints.importing import (
+    MAX_DIFFERENCE,
+    BranchTensors,
+    Conversion,
+    relative_vit,
+    size_from,
+    split_class_tokens,
+)
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import position_kind, video_reason
 from checkpoints.spec import Preparation, ViTSpec
@@ -105,7 +112,6 @@ STATISTICS = {
 }
 # `resample` in preprocessor_config.json, a number of PIL.Image.Resampling -> interpolation.
 INTERPOLATIONS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
-MAX_DIFFERENCE = 1e-5  # of features from the library's, as a share of the largest value; in float32
 SATELLITE_NOTE = "; those of satellite images have 0.430,0.411,0.296,0.213,0.156,0.143"
 Convert = Callable[[BranchTensors, dict[str, Tensor]], tuple[ViTSpec, dict[str, Tensor]]]
 
