@@ -80,8 +80,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def in_markdown(text: object) -> str:
-    """Text escaped for Markdown, so that it starts no table cell, link, image, definition or HTML."""
-    return re.sub(r"[\\|<]|(?<=\])[(:]", r"\\\g<0>", printable(text))
+    """Text escaped for Markdown: none of it becomes a cell, link, image, definition, HTML, entity, emphasis or code.
+
+    An underscore between letters or digits, as in `top1_k10`, is none of these and stays.
+    """
+    signs = r"[\\|<*`~]|&(?=#?\w+;)|(?<![^\W_])_|_(?![^\W_])|(?<=\])[(:]"
+    return re.sub(signs, r"\\\g<0>", printable(text))
 
 
 def markdown_table(rows: Sequence[Iterable[str]], align: str = "---") -> list[str]:

@@ -1,5 +1,7 @@
 """Unprintable characters are escaped, and the text of a cell is inert in Markdown and in spreadsheets."""
 
+from markdown_it import MarkdownIt
+
 from engine.errors import on_command_line
 from engine.printing import heard_by, in_csv, in_markdown, printable, say
 
@@ -33,5 +35,25 @@ def test_say_gives_each_argument_as_one_line_to_the_listener(capsys):
 
 def test_cells_are_inert_in_markdown_and_csv():
     assert in_markdown("a|b \\ <i> [k=5] [x](y)") == "a\\|b \\\\ \\<i> [k=5] [x]\\(y)"
+    names = [
+        "a*b*c",
+        "*",
+        "_x_",
+        "__init__",
+        "a__b_",
+        "`x`",
+        "``",
+        "~x~",
+        "&amp; &#42; &",
+        "dino_(x_)",
+        "![a](b)",
+        "<b>",
+    ]
+    for name in [*names, "a|b", "\\*x\\*", "*_`", "vit_s_", "k_"]:
+        (inline,) = (
+            token for token in MarkdownIt().enable("strikethrough").parse(f"x {in_markdown(name)}") if token.children
+        )
+        assert [(part.type, part.content) for part in inline.children] == [("text", f"x {name}")], name
+    assert in_markdown("top1_k10 & k=5") == "top1_k10 & k=5"
     values = ["=1+1", "+1", "-1", "@x", "a=1", -1.5, None]
     assert [in_csv(value) for value in values] == ["'=1+1", "'+1", "'-1", "'@x", "a=1", -1.5, None]
