@@ -434,7 +434,7 @@ def _job(
     stem = result_stem(protocol, settings, replace(space, limit=limit), pixels)
     path = result_path(out, checkpoint.used, data.name, stem)
     head = space.keep_heads / path.relative_to(out / "results") if space.keep_heads and chosen.task.predicts else None
-    state: State = "new" if space.reread or problem else job_state(path, data, space.skip_bad, head)
+    state: State = "new" if space.reread or problem else job_state(path, data, settings, space.skip_bad, head)
     work = Work()
     if not problem and state != "done":
         job_space = replace(space, data=data.url, limit=limit, world=World())
@@ -491,8 +491,13 @@ def effective_limit(limit: int | None, data: DataUsed) -> int | None:
     return None if limit is None or all(count <= limit for count in data.images.values()) else limit
 
 
-def job_state(path: Path, data: DataUsed, skip_bad: bool, head: Path | None = None) -> State:
-    """Whether a job has a result already, and a head, if it is to be kept. ValueError if this is of other images."""
+def job_state(
+    path: Path, data: DataUsed, settings: Mapping[str, Any], skip_bad: bool, head: Path | None = None
+) -> State:
+    """Whether a job has a result already, and a head, if it is to be kept.
+
+    ValueError if this is of other images, or of other settings than the protocol has in the same version.
+    """
     try:
         result = read_result(path)
     except FileNotFoundError:
@@ -504,6 +509,7 @@ def job_state(path: Path, data: DataUsed, skip_bad: bool, head: Path | None = No
     if result.status == "failed":
         return "failed before"
     _refuse_other_images(path, result, data)
+    _refuse_other_settings(path, result, settings)
     if data.reads.keys() - result.data.reads.keys():  # added since
         return "new"
     if result.skipped and not skip_bad:  # without --skip-bad, a result needs all images
@@ -530,4 +536,20 @@ def _refuse_other_images(path: Path, result: Result, data: DataUsed) -> None:
             f"since {path} was measured, files of {' and '.join(changed)} were overwritten or removed; use another "
             f"name, or {option('rerun', True)} to replace it",
             f"{data.name}={data.url}",
+        )
+
+
+def _refuse_other_settings(path: Path, result: Result, settings: Mapping[str, Any]) -> None:
+    """ValueError if a protocol's settings were changed without a new version since an existing result was measured."""
+    before = {name: value for name, value in result.settings.items() if settings.get(name, value) != value}
+    if before:
+        name, version = result.protocol.name, result.protocol.version
+        changes = ", ".join(
+            f"{setting} {short(value)} then, {short(settings[setting])} now" for setting, value in before.items()
+        )
+        raise UserError(
+            "suite",
+            f"{path} was measured with other settings of {name}, version {version} ({changes}); raise the protocol's "
+            f"version, or {option('rerun', True)} to replace the result",
+            name,
         )

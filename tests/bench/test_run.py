@@ -378,6 +378,19 @@ def test_a_checkpoint_given_twice_is_run_once(run, exports, out):
     assert code == 0 and "1 done, 0 skipped" in output and len(runs(out)) == 1
 
 
+def test_a_result_of_other_settings_under_the_same_version_is_refused_without_rerun(run, out):
+    run("--suite", "toy@one")
+    (path,) = result_paths(out)
+    content = json.loads(path.read_text())
+    for settings, code in (({"rate": 0.25}, 2), ({"dropped_since": 1}, 0)):
+        path.write_text(json.dumps({**content, "settings": content["settings"] | settings}))
+        assert run("--suite", "toy@one")[0] == code
+    path.write_text(json.dumps({**content, "settings": content["settings"] | {"rate": 0.25}}))
+    _, _, err = run("--suite", "toy@one")
+    assert "rate 0.25 then, 0.5 now" in err and "--rerun" in err and len(runs(out)) == 1
+    assert run("--suite", "toy@one", "--rerun")[0] == 0 and read_result(path).settings["rate"] == 0.5
+
+
 def test_results_on_overwritten_images_are_refused_without_rerun(pictures, out, tmp_path):
     plain_colours(tmp_path / "images", 0)
     assert pictures("--suite", "knn@dino,knn@ibot")[0] == 0
