@@ -154,6 +154,7 @@ def _public_content(path: Path, left_out: str = "") -> bytes:
         content.get("vit_export", {}).pop("fingerprint", None)
         if left_out:
             content["arrays"].remove(left_out)
+            content["arrays_sha256"] = ""
         return json_of(content)
     if path.suffix == ".npz" and left_out:
         return npz_of({name: values for name, values in read_arrays(path).items() if name != left_out})

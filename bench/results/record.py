@@ -5,6 +5,7 @@ write different results to one file. A good result is only replaced by another g
 the failure is written next to it, as `<stem>.failed.json`.
 """
 
+import hashlib
 import io
 import json
 import zlib
@@ -287,6 +288,8 @@ class Result:
     facts: Mapping[str, Any] = field(default_factory=dict)
     # names of the other arrays in the `.npz` file: areas, detections, predictions
     arrays: tuple[str, ...] = ()
+    # SHA-256 of the `.npz` file; empty without one, in a record that left an array out, and in earlier results
+    arrays_sha256: str = ""
     device: str = ""  # `cpu`, `cuda`, `cuda:1`
     compiled: bool = False  # torch.compile computed the transformer blocks (`--compile`; dense tasks never)
     processes: int = 1  # number of processes (torchrun)
@@ -451,8 +454,9 @@ def is_good(path: Path) -> bool:
 
 def write_result(path: Path, result: Result, arrays: Mapping[str, np.ndarray], log: str = "") -> None:
     """Write the arrays and the log of a result, then the result; arrays and logs of earlier runs are removed."""
-    text = result.to_json()
-    companions = {".npz": npz_of(arrays), ".log": log.encode()}
+    npz = npz_of(arrays)
+    text = replace(result, arrays_sha256=hashlib.sha256(npz).hexdigest() if npz else "").to_json()
+    companions = {".npz": npz, ".log": log.encode()}
     for suffix, content in companions.items():
         if content:
             write_atomic(path.with_suffix(suffix), content)
@@ -489,16 +493,27 @@ def read_result(path: Path) -> Result:
         raise ValueError(f"{path}: not a result file: {error}") from error
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of a result, from the `.npz` file next to it. ValueError if they cannot be read."""
+def read_arrays(path: Path, sha256: str = "") -> dict[str, np.ndarray]:
+    """All arrays of a result, from the `.npz` file next to it.
+
+    ValueError if they cannot be read, or the file's SHA-256 is another than `sha256`; "" if that is unknown.
+    """
     arrays_path = path.with_suffix(".npz")
+    again = f"make the result again with {option('rerun', True)}"
     try:
-        with open_regular(arrays_path) as file, np.load(file) as arrays:
-            return dict(arrays)
+        with open_regular(arrays_path) as file:
+            is_own = sha256 in ("", hashlib.file_digest(file, "sha256").hexdigest())
+            file.seek(0)
+            with np.load(file) as arrays:
+                values = dict(arrays)
     except (OSError, EOFError, KeyError, ValueError, BadZipFile, zlib.error) as error:
+        raise ValueError(f"{arrays_path}: its arrays cannot be read; {again}") from error
+    if not is_own:
         raise ValueError(
-            f"{arrays_path}: its arrays cannot be read; make the result again with {option('rerun', True)}"
-        ) from error
+            f"{arrays_path}: the arrays of another result than {path.name}, as one of the files was copied alone or "
+            f"the run was killed between them; copy both, or {again}"
+        )
+    return values
 
 
 def check_folder(out: Path) -> None:

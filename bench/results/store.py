@@ -37,7 +37,7 @@ class StoredResult:
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
         """Name -> array of the `.npz` file, read once. ValueError if it cannot be read."""
-        return read_arrays(self.path)
+        return read_arrays(self.path, self.result.arrays_sha256)
 
     def forget_arrays(self) -> None:
         """Free the memory of the arrays; they are read again when they are next used."""

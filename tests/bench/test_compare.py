@@ -9,7 +9,7 @@ from made_results import made_result, save_result
 from scipy.stats import ttest_1samp
 
 from bench.reports.leaderboard import write_leaderboard
-from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed
+from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, read_result, write_result
 from bench.results.store import read_results
 from bench.statistics.compare import Comparison, Comparisons, to_text
 from bench.statistics.compare import compare as compared
@@ -95,7 +95,7 @@ def test_the_lower_error_is_the_better_one(compare, tmp_path):
     for name, wrong in (("a", 100), ("b", 200)):
         error = MetricRecord(value=wrong / 4, higher_is_better=False, array="wrong")
         path = save(tmp_path, name, wrong, metrics={"error": error, "top1": MetricRecord(value=wrong / 4)})
-        np.savez(path.with_suffix(".npz"), wrong=first_correct(wrong))
+        write_result(path, read_result(path), {"wrong": first_correct(wrong)})
     assert "a is better than b on digits/knn@dino error by 25.0 points" in compare("a", "b")
 
 

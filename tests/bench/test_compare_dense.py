@@ -7,7 +7,7 @@ import pytest
 from test_compare import KNN, left_out, save
 
 from bench.reports.leaderboard import write_leaderboard
-from bench.results.record import MetricRecord, read_arrays, read_result, result_files
+from bench.results.record import MetricRecord, read_arrays, read_result, result_files, write_result
 from bench.statistics.compare import compare as compared
 from engine.tasks import MAX_RESAMPLES
 
@@ -22,7 +22,7 @@ def save_dense(out, name, miou, resamples=MAX_RESAMPLES, units=None, **fields):
     metric = MetricRecord(value=miou, array="mIoU_resampled", array_over="resamples", resampled_units=units)
     path = save(out, name, 0, metrics={"top1": MetricRecord(value=0.0), "mIoU": metric}, **fields)
     values = miou + 3 * SHARED[:resamples] + 0.5 * GENERATOR.normal(size=resamples)
-    np.savez(path.with_suffix(".npz"), mIoU_resampled=values)
+    write_result(path, read_result(path), {"mIoU_resampled": values})
     return path
 
 
@@ -79,7 +79,7 @@ def test_single_images_and_lost_arrays_are_named(compare, tmp_path):
     for name in "ab":
         save_dense(tmp_path, name, 40.0, limit=1)
         path = save_dense(tmp_path, name, 40.0)
-    np.savez(path.with_suffix(".npz"), other=np.ones(3))
+    write_result(path, read_result(path), {"other": np.ones(3)})
     text = compare("a", "b")
     assert "mIoU: 1 of 1 images have a value" in text and "no array 'mIoU_resampled'" in text
 

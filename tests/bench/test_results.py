@@ -20,6 +20,7 @@ from bench.results.record import (
     time_text,
     write_result,
 )
+from bench.results.store import StoredResult
 from engine.tasks import Workspace
 from tools import result_fields
 
@@ -45,7 +46,7 @@ def path(tmp_path) -> Path:
 def test_a_result_is_read_back_equal(path):
     result = replace(RESULT, arrays=("correct",))
     write_result(path, result, {"correct": np.array([True, False])})
-    assert read_result(path) == result
+    assert replace(read_result(path), arrays_sha256="") == result
     assert np.load(path.with_suffix(".npz"))["correct"].tolist() == [True, False]
     assert [entry.suffix for entry in sorted(path.parent.iterdir())] == [".json", ".npz"]
 
@@ -63,6 +64,20 @@ def test_missing_or_damaged_arrays_are_refused(path, damage):
     path.with_suffix(".npz").write_bytes(damage) if damage is not None else path.with_suffix(".npz").unlink()
     with pytest.raises(ValueError, match="its arrays cannot be read; make the result again with rerun=True"):
         read_arrays(path)
+
+
+def test_arrays_of_another_result_are_refused(path):
+    """As a kill between the two files leaves them, or a copy of one of them alone."""
+    write_result(path, RESULT, {"correct": np.arange(2)})
+    before = path.read_text()
+    write_result(path, RESULT, {"correct": np.arange(3)})
+    current = read_result(path).arrays_sha256
+    assert read_arrays(path, current)["correct"].tolist() == [0, 1, 2]
+    path.write_text(before)
+    with pytest.raises(ValueError, match=r"arrays of another result .* rerun=True"):
+        StoredResult(path=path, result=read_result(path)).arrays  # noqa: B018
+    earlier = StoredResult(path=path, result=RESULT)  # of a version that recorded no sum
+    assert earlier.arrays["correct"].tolist() == [0, 1, 2]
 
 
 def test_logs_and_arrays_of_an_earlier_result_are_removed(path):
