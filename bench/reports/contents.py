@@ -19,7 +19,7 @@ from bench.results.store import StoredResult
 from bench.statistics.compare import interval_text
 from bench.statistics.intervals import LEVEL
 from bench.statistics.matching import Match, is_comparable
-from bench.statistics.paired import PairedTest, holm
+from bench.statistics.paired import PairedTest, holm_of_networks
 from bench.statistics.significance import Column, Key, PairedTestCache
 from checkpoints.export import spec_in
 from checkpoints.flops import forward_flops
@@ -388,7 +388,8 @@ def gains(
                     tests[key, role] = cache.get(Match(group=column[0], first=own, second=other), column[1])
     for stored in (stored for own in by_key.values() for stored in own):
         stored.forget_arrays()
-    corrected = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
+    p_values = {(key, role): test.p for (key, role), test in tests.items()}
+    corrected = holm_of_networks(p_values, network=lambda test: (test[0][1], test[1]))
     compared: dict[Key, dict[Baseline, tuple[PairedTest, float]]] = defaultdict(dict)
     for (key, role), test in tests.items():
         compared[key][role] = test, corrected[key, role]

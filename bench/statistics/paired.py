@@ -20,10 +20,10 @@ give for these two trained networks, not what another training would give. p is 
 Shapes: N images, R resamples.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ MOST_IMAGES = 5000  # for up to this many images, draws are kept for the next te
 # Up to this many distinct values are drawn as counts of values; 50 take as long as 1,000 images with kept draws.
 FEW_VALUES = 50
 
+Tested = TypeVar("Tested", bound=Hashable)  # what identifies a test
 Test = Literal["McNemar, exact", "paired bootstrap", "paired t", "bootstrap over images"]
 
 
@@ -228,3 +229,10 @@ def holm(p: Sequence[float]) -> list[float]:
     corrected = np.empty(len(p))
     corrected[order] = np.minimum(1.0, np.maximum.accumulate(scaled))
     return corrected.tolist()
+
+
+def holm_of_networks(p: Mapping[Tested, float], network: Callable[[Tested], Hashable]) -> dict[Tested, float]:
+    """Corrected p of each test. Equal tests of one network, which copies of it under other names have, count as one."""
+    distinct = {(network(test), value): value for test, value in p.items()}
+    corrected = dict(zip(distinct, holm(list(distinct.values())), strict=True))
+    return {test: corrected[network(test), value] for test, value in p.items()}

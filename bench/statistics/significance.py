@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
 from math import isfinite
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ import msgspec
 from bench.results.store import StoredResult, write_cache
 from bench.statistics.intervals import LEVEL
 from bench.statistics.matching import Match, match_results, paired_test
-from bench.statistics.paired import PairedTest, holm
+from bench.statistics.paired import PairedTest, holm_of_networks
 from engine.files import read_json
 
 VERSION = 3  # raise it when the same values would be tested differently
@@ -98,7 +99,8 @@ def ties_with_best(
     """Column -> which checkpoints are tied with its best, and which were tested against it.
 
     Columns without any possible paired test are omitted, such as metrics that have no values for images. To save
-    memory, only the arrays of the leaders of one group and of one other checkpoint are loaded at a time.
+    memory, only the arrays of the leaders of one group and of one other checkpoint are loaded at a time. Copies of one
+    network under several names count as one in Holm's correction, and those of the best are tied with it untested.
 
     columns: column -> checkpoint -> its number. best: column -> the best number, for columns that have one.
     """
@@ -116,7 +118,7 @@ def ties_with_best(
         for key in dict.fromkeys(chain.from_iterable(tested.values())):
             matches = {leader: _match(of_group, leader, key) for leader in {*leaders.values()} - {key}}
             for column, leader in leaders.items():
-                if key in tested[column] and (match := matches.get(leader)):
+                if key in tested[column] and key[1] != leader[1] and (match := matches.get(leader)):
                     with suppress(ValueError):  # if no paired test is possible
                         p_values[column][key] = cache.get(match, column[1]).p
             if key not in leaders.values():
@@ -124,9 +126,10 @@ def ties_with_best(
         _forget_arrays(chain.from_iterable(of_group.values()))
         for column, numbers in tested.items():
             p = p_values[column]
-            if p or len(numbers) == 1:
-                corrected = dict(zip(p, holm(list(p.values())), strict=True))
-                first = {key for key in numbers if numbers[key] == best[column]}
+            if p or len({digest for _, digest in numbers}) == 1:
+                corrected = holm_of_networks(p, network=itemgetter(1))
+                leader = leaders[column]
+                first = {key for key in numbers if numbers[key] == best[column] or key[1] == leader[1]}
                 tied = first | {key for key, corrected_p in corrected.items() if corrected_p > LEVEL}
                 ties[column] = Ties(frozenset(tied), frozenset(first | p.keys()))
     return ties

@@ -14,6 +14,7 @@ from bench.reports.record import check_record, write_record
 from bench.reports.site import site_page
 from bench.results.record import DataUsed, MetricRecord
 from bench.statistics.compare import compare
+from bench.statistics.paired import holm_of_networks
 
 IMAGES = 400
 PETS = DataUsed(
@@ -89,6 +90,21 @@ def test_notes_say_which_networks_are_one_and_that_seeds_differ(tmp_path):
     save(tmp_path / "other", "a", 380)
     save(tmp_path / "other", "b", 300)
     assert not read_leaderboard(tmp_path / "other").caveats["pets/knn@dino"]
+
+
+def test_copies_of_a_network_change_no_rank_of_another(tmp_path):
+    """p of b against a is 0.03125, which Holm's correction over two tests would double."""
+    for name, correct, digest in (("a", 200, "a"), ("a-copy", 200, "a"), ("b", 194, "b"), ("b-copy", 194, "b")):
+        save(tmp_path, name, correct, number=ord(digest))
+    board = read_leaderboard(tmp_path)
+    ranks = {name: rank for (name, _), rank in board.ranks(COLUMN).items()}
+    assert ranks == {"a": "1-2", "a-copy": "1-2", "b": "3", "b-copy": "3"}
+    for name in ("b", "b-copy"):
+        shutil.rmtree(next((tmp_path / "results").glob(f"{name}-0*")))
+    assert {*read_leaderboard(tmp_path).ranks(COLUMN).values()} == {"1-2"}
+    p = {("b", "start"): 0.03, ("c", "start"): 0.03, ("b", "pixels"): 0.03, ("d", "start"): 0.2}
+    corrected = holm_of_networks(p, network=lambda test: (test[0].replace("c", "b"), test[1]))
+    assert list(corrected.values()) == pytest.approx([0.09, 0.09, 0.09, 0.2])
 
 
 def test_doubted_numbers_are_marked_in_the_csv(tmp_path):
