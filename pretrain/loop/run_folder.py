@@ -14,11 +14,14 @@ from checkpoints.runs import RUN
 from engine.errors import option
 from engine.files import locked_or_refused, read_json, write_atomic
 from engine.training.states import states
+from imagesets.sets import contents_differ
 
 # Images of a forward pass, if the loss depends on them; earlier versions did not record it.
 FORWARD_IMAGES = "forward_images"
-# These may differ on resuming: the images may have moved, and a newer version may use other words.
-NOT_COMPARED = ("data.url", "settings.source", "init.assumed", FORWARD_IMAGES)  # the last is checked separately below
+CONTENTS = "contents"  # of the images' files, likewise (imagesets.sets.contents_digest)
+# These may differ on resuming: the images may have moved, and a newer version may use other words. The last two are
+# checked separately below.
+NOT_COMPARED = ("data.url", "settings.source", "init.assumed", FORWARD_IMAGES, f"data.{CONTENTS}")
 # Patterns of temporary files and folders that a killed process leaves behind (engine/files.py).
 TEMPORARY_RUN_JSON = f".{RUN}.*"
 LEFTOVERS = (TEMPORARY_RUN_JSON, ".log.jsonl.*", ".export.*", ".export-*.*", ".start.*", ".wandb-id.*")
@@ -87,6 +90,12 @@ def check_resume(folder: Path, requested: Mapping[str, Any], resume: bool, defau
         rest = f"; and {len(differences) - MAX_DIFFERENCES} more" if len(differences) > MAX_DIFFERENCES else ""
         listed = "; ".join(differences[:MAX_DIFFERENCES])
         raise ValueError(f"{folder} holds another run: {listed}{rest}; choose another {option('out')}")
+    if contents_differ(*(run["data"].get(CONTENTS, "") for run in (recorded, requested))):
+        raise ValueError(
+            f"{folder} holds a run on other images, as files of {requested['data']['url']} were overwritten since it "
+            f"began: restore them, choose another {option('out')}, or, if their pixels are the same, delete "
+            f"data.{CONTENTS} in {path}"
+        )
     before, now = recorded.get(FORWARD_IMAGES), requested.get(FORWARD_IMAGES)
     if None not in (before, now) and before != now:
         raise ValueError(

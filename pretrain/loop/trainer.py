@@ -46,7 +46,7 @@ from pretrain.loop.images import (
 from pretrain.loop.initial_weights import InitialWeights
 from pretrain.loop.learning import Learning
 from pretrain.loop.records import Averages, Records, cost_of, devices_of, is_counted, peak_memory
-from pretrain.loop.run_folder import FORWARD_IMAGES, locked_run_folder
+from pretrain.loop.run_folder import CONTENTS, FORWARD_IMAGES, locked_run_folder
 from pretrain.loop.updates import Precision, Updates
 from pretrain.method import Method, TrainProgress, check_chunks
 from pretrain.parts.batch_norm import synchronised
@@ -347,7 +347,12 @@ class Trainer:
             "method": self.name,
             **self.run.facts,
             "settings": self.recipe.to_json(),
-            "data": {"url": self.images.url, "fingerprint": self.images.fingerprint, "images": len(self.images)},
+            "data": {
+                "url": self.images.url,
+                "fingerprint": self.images.fingerprint,
+                "images": len(self.images),
+                **({CONTENTS: self.images.contents} if self.images.contents else {}),
+            },
             "seed": self.run.seed,
             "precision": self.run.precision,
             **({"compiled": True} if self.run.compiled else {}),

@@ -18,7 +18,8 @@ from small_trainings import BATCH, EPOCHS, IMAGES, digits, in_shards, same, smal
 from written import contents
 
 from engine.training.states import states
-from imagesets.sets import open_set
+from imagesets.selection import evenly_spaced
+from imagesets.sets import SAMPLED_IMAGES, open_set
 from pretrain.loop.run_folder import check_resume
 from pretrain.schedules import Constant
 
@@ -144,6 +145,32 @@ def test_a_training_resumes_with_moved_images_and_a_reworded_source(stopped_fold
     moved = replace(digits(), url="folder:elsewhere")
     training = trainer("mae", stopped_folder, resume=True, images=moved, recipe={"source": "reworded"})
     assert training.train() == "finished"
+
+
+def test_a_training_resumes_on_a_copy_of_its_images_but_not_on_overwritten_ones(tmp_path):
+    """Names and sizes stay the same. A run of an earlier version, which recorded no contents, resumes on any."""
+    folder, out = tmp_path / "images", tmp_path / "run"
+    folder.mkdir()
+    for index in range(IMAGES):
+        digits().image(index).save(folder / f"{index:02}.bmp")
+    first = trainer(
+        "mae", out, images=open_set(f"images:{folder}", "train"), monitor=lambda *_: first.stop() or {}, monitor_every=1
+    )
+    assert first.train() == "stopped"
+    shutil.copytree(folder, tmp_path / "copy")
+    shutil.copytree(out, tmp_path / "earlier")
+    copy = open_set(f"images:{tmp_path / 'copy'}", "train")
+    assert trainer("mae", shutil.copytree(out, tmp_path / "moved"), images=copy, resume=True).train() == "finished"
+    (unsampled, *_) = {*range(IMAGES)} - {*evenly_spaced(IMAGES, SAMPLED_IMAGES).tolist()}
+    for index in (unsampled, 0):
+        digits().image(IMAGES - 1).save(folder / f"{index:02}.bmp")
+        images = open_set(f"images:{folder}", "train")
+        assert images.fingerprint == copy.fingerprint
+        assert "were overwritten" in training_refusal(out=out, images=images, resume=True)
+    run_json = json.loads((tmp_path / "earlier" / "run.json").read_text())
+    del run_json["data"]["contents"]
+    (tmp_path / "earlier" / "run.json").write_text(json.dumps(run_json))
+    assert trainer("mae", tmp_path / "earlier", images=images, resume=True).train() == "finished"
 
 
 def test_folders_that_hold_something_else_are_refused(stopped_folder, tmp_path_factory):
