@@ -33,7 +33,7 @@ from engine.printing import csv_text, say
 from engine.progress import Progress
 from engine.tasks import Emit, Head, Task, Workspace
 from imagesets.decoding import as_rgb, decode_rgb, read_bytes
-from imagesets.sets import FileImages, ImageSet
+from imagesets.sets import FileImages, ImageSet, contents_differ
 
 TABLE, STATE = "predictions.csv", "predictions.json"
 RANKED = 5  # classes of an image in the table
@@ -152,13 +152,18 @@ def write_predictions(head: LoadedHead, images: ImageSet, out: Path) -> Path:
         farthest = f"{head.task.depths[1]:g} m"  # type: ignore[attr-defined]
         raise UserError("head", f"it predicts up to {farthest}, and the files hold up to {MAX_DEPTH} m")
     with locked_or_refused(out / ".lock", f"{out}: another bench predict writes to this folder"):
-        if state.exists() and read_json(state, type=dict[str, Any]) != identity:
+        before = read_json(state, type=dict[str, Any]) if state.exists() else identity
+        contents = before.pop("contents", "")  # earlier versions did not record it
+        if before != identity or contents_differ(contents, images.contents):
             raise UserError("out", "it has predictions by another head, or of other images: choose a new folder", out)
         if table.exists() and not state.exists():
             raise UserError("out", f"its {TABLE} is not by bench predict: choose a new folder", out)
-        write_atomic(state, msgspec.json.encode(identity) + b"\n")
+        write_atomic(state, msgspec.json.encode({**identity, "contents": contents or images.contents}) + b"\n")
         rows = Rows(head.file, images, out)
         complete = complete_rows(table, rows.header)
+        names = (name_of(images, index) for index in range(len(images)))
+        if complete[0] != rows.header or any(row[0] != next(names, None) for row in complete[1:]):
+            raise UserError("out", f"the rows of its {TABLE} were changed since: choose a new folder", out)
         write_atomic(table, in_bytes(complete))
         with open(table, "ab") as file, Progress(f"predicting {images.url}", len(images)) as progress:
             done = len(complete) - 1

@@ -1,5 +1,6 @@
 """Kept heads predict the validation images with the numbers of their results; `bench predict` streams and resumes."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,19 @@ def test_predictions_are_streamed_and_resumed(exports, tmp_path, monkeypatch):
     assert (out / "predictions.csv").read_bytes().endswith(b'"half a ro\n')
     assert api.predict(*arguments, out, **skipping).read_bytes() == whole
     assert api.predict(*arguments, out, **skipping).read_bytes() == whole  # nothing is left to do
+
+    copy = shutil.copytree(images, tmp_path / "copy")
+    assert (
+        api.predict(exports[0], head, copy, shutil.copytree(out, tmp_path / "moved"), **skipping).read_bytes() == whole
+    )
+    again = api.predict(exports[0], head, copy, tmp_path / "again", **skipping).parent
+    (copy / "broken.jpg").write_bytes(b"new bits")
+    header, *lines = whole.splitlines(keepends=True)
+    for changed, folder, made in ((lines[::-1], images, out), (lines[20:], images, out), (lines, copy, again)):
+        (made / "predictions.csv").write_bytes(header + b"".join(changed))
+        with pytest.raises(ValueError) as refused:
+            api.predict(exports[0], head, folder, made, **skipping)
+        assert refused.value.argument == "out"
 
     with pytest.raises(ValueError) as refused:
         api.predict(exports[1], head, images, tmp_path / "other")
