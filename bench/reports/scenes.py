@@ -24,7 +24,7 @@ from downstream.data.scenes import SceneSet, open_scenes, scene_image, scene_mas
 from downstream.metrics.previews import MAX_NUMBERED_OBJECTS, number_outlines, preview_indices, stored_masks
 from downstream.metrics.scores import scene_mious
 from imagesets.decoding import UnreadableImage
-from imagesets.sets import ImageSet, open_set
+from imagesets.sets import ImageSet, contents_differ, open_set
 
 THUMBNAIL_SIDE = 96  # pixels of the longer side
 OpenSplit = Callable[[Result, Literal["train", "val"]], ImageSet | None]
@@ -51,7 +51,10 @@ Images = TypeVar("Images", ImageSet, SceneSet)
 
 def measured_images(images: Images | None, result: Result, split: str) -> Images | None:
     """The images of the split on which a result was measured; None if the set has changed since."""
-    if images is None or images.fingerprint != result.data.fingerprints.get(split):
+    data = result.data
+    if images is None or images.fingerprint != data.fingerprints.get(split):
+        return None
+    if contents_differ(images.contents, data.contents.get(split, "")):
         return None
     return images if result.limit is None else images.limited(result.limit)
 

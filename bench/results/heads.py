@@ -82,6 +82,7 @@ def read_head(path: Path) -> HeadFile:
 def is_kept(path: Path, data: DataUsed) -> bool:
     """Whether a head that was trained on these images is at `path`."""
     try:
-        return read_head(path).result.data.fingerprints == data.fingerprints
+        trained_on = read_head(path).result.data
     except UserError:
         return False
+    return trained_on.fingerprints == data.fingerprints and not data.differ_from(trained_on)

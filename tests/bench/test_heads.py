@@ -1,6 +1,7 @@
 """Kept heads predict the validation images with the numbers of their results; `bench predict` streams and resumes."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 from written import rows_of
 
 import bench as api
+from bench.results.heads import is_kept, read_head
 from bench.results.record import result_files
 from bench.run import predictions as predicting
 from downstream.data.scenes import open_scenes, scene_image, scene_mask
@@ -227,6 +229,11 @@ def test_a_result_without_its_head_is_evaluated_again(bench, exports, tmp_path):
     written = head_of(heads).stat().st_mtime_ns
     code, output, _ = bench(*words, "--keep-heads", heads)
     assert code == 0 and "0 done, 2 skipped" in output and head_of(heads).stat().st_mtime_ns == written
+    data = replace(read_head(head_of(heads)).result.data, contents={"val": "bytes-times-all"})
+    shutil.copytree(heads, tmp_path / "earlier")
+    edited = head_of(tmp_path / "earlier")
+    edited.write_text(edited.read_text().replace('"contents": {}', '"contents": {"val": "bytes-copied-then"}'))
+    assert is_kept(edited, data) and not is_kept(edited, replace(data, contents={"val": "others-times-all"}))
     caution = f"{head_of(heads).name}: trained with limit=60\n"
     words_of_head = ("--checkpoint", exports[0], "--images", "digits:", "--out", tmp_path / "labelled")
     code, _, err = bench("predict", "--head", heads, *words_of_head)

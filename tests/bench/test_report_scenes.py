@@ -1,6 +1,7 @@
 """Predictions of dense tasks in a report: those of a perfect result look like the labels, others do not."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from made_results import made_checkpoint, save_result
 from shown_results import result
 
 from bench.reports.page import report_page
-from bench.reports.scenes import labelled_objects, scene_details
+from bench.reports.scenes import labelled_objects, measured_images, scene_details
 from bench.results.record import DataUsed
 from bench.results.store import StoredResult
 from downstream.data.overlays import FAR_APART, class_colours
@@ -53,6 +54,9 @@ def test_perfect_masks_look_like_the_labels(tmp_path, cache):
     assert details["rows"][0][3] == "" or 3 in right["shown_of"], "c2 has no mask of this scene"
     fewer_scenes = measured(tmp_path / "other", scenes.limited(3), 1, right)
     assert scene_details({"c1": fewer_scenes}, cache) is None, "other scenes than those measured"
+    kept = measured_images(scenes, results["c1"].result, "val")
+    data = replace(results["c1"].result.data, contents={"val": "other-bytes-now"})
+    assert kept is scenes and measured_images(scenes, replace(results["c1"].result, data=data), "val") is None
 
 
 def test_perfect_detections_look_like_the_labels(tmp_path, cache):
