@@ -291,5 +291,6 @@ def _is_same_measurement(result: Result, value: PublishedValue) -> bool:
         and value.metric in result.metrics
         and result.limit is None
         and not result.chosen_size
+        and not result.skipped
         and set_name(result.data) == value.data
     )

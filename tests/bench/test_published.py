@@ -167,6 +167,7 @@ def test_the_tolerance_is_twice_a_published_deviation():
         (measured(1.0, "top1_k10_bestT"), of_digest("ffffffff")),
         (measured(1.0), of_digest("ffffffff", settings="k=20")),
         (measured(1.0, limit=100), of_digest("ffffffff")),
+        (measured(1.0, facts={"val": {"skipped": ["a.png"]}}), of_digest("ffffffff")),
         (measured(1.0), of_digest("ffffffff", network="student")),
         (measured(1.0, data=DataUsed(name="imagenet", url="x")), of_digest("ffffffff")),
         (measured(1.0, protocol=ProtocolUsed(name="knn@dino", version=1)), of_digest("f" * 8)),
