@@ -33,6 +33,7 @@ from bench.results.record import (
     number_text,
     number_with_interval,
     pixels_text,
+    short,
     sizes_note,
 )
 from bench.results.store import StoredResult, comparable_results, stamps
@@ -335,8 +336,21 @@ def caveats_of(results: Sequence[Result], labels: Mapping[Key, str]) -> Iterator
         yield f"{'all checkpoints' if len(own) == len(of_group) > 1 else in_words(list(own))}: {warning}"
     if note := sizes_note({labels[result.checkpoint.key]: result for result in results}):
         yield note
+    yield from notes_on_settings(results, labels)
     yield from notes_on_copies(results, labels)
     yield from notes_on_seeds(results, labels)
+
+
+def notes_on_settings(results: Sequence[Result], labels: Mapping[Key, str]) -> Iterator[str]:
+    """A sentence for each setting that results of one version of the protocol do not share, as after an edit of it."""
+    for name in dict.fromkeys(chain.from_iterable(result.settings for result in results)):
+        owners: dict[str, dict[str, None]] = defaultdict(dict)  # value -> labels
+        for result in results:
+            if name in result.settings:
+                owners[short(result.settings[name])][labels[result.checkpoint.key]] = None
+        if len(owners) > 1:
+            texts = "; ".join(f"{value} of {in_words(list(own))}" for value, own in owners.items())
+            yield f"Not comparable, as the protocol was changed under the same version: {name} is {texts}."
 
 
 def notes_on_copies(results: Iterable[Result], labels: Mapping[Key, str]) -> Iterator[str]:

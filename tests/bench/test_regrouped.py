@@ -92,6 +92,15 @@ def test_notes_say_which_networks_are_one_and_that_seeds_differ(tmp_path):
     assert not read_leaderboard(tmp_path / "other").caveats["pets/knn@dino"]
 
 
+def test_results_of_a_protocol_changed_under_the_same_version_have_a_note(tmp_path):
+    save(tmp_path, "a", 380, settings={"k": [20], "added": 1})
+    save(tmp_path, "b", 300, settings={"k": [20]})
+    assert not read_leaderboard(tmp_path).caveats["pets/knn@dino"]
+    save(tmp_path, "c", 300, settings={"k": [5, 10]})
+    (note,) = read_leaderboard(tmp_path).caveats["pets/knn@dino"]
+    assert "Not comparable" in note and "k is 20 of a and b; 5+10 of c" in note
+
+
 def test_copies_of_a_network_change_no_rank_of_another(tmp_path):
     """p of b against a is 0.03125, which Holm's correction over two tests would double."""
     for name, correct, digest in (("a", 200, "a"), ("a-copy", 200, "a"), ("b", 194, "b"), ("b-copy", 194, "b")):
