@@ -327,13 +327,10 @@ def _mean_over_seeds(results: Sequence[Result], metric: str) -> Cell:
 def caveats_of(results: Sequence[Result], labels: Mapping[Key, str]) -> Iterator[str]:
     """Sentences that explain the variant of a group, and warnings with the labels of the checkpoints concerned."""
     yield from dict.fromkeys(chain.from_iterable(map(explanations_of, results)))
-    of_group = dict.fromkeys(labels[result.checkpoint.key] for result in results)
-    owners: dict[str, dict[str, None]] = defaultdict(dict)  # warning -> labels
-    for result in results:
-        for warning in warnings_of(result):
-            owners[warning][labels[result.checkpoint.key]] = None
-    for warning, own in owners.items():
-        yield f"{'all checkpoints' if len(own) == len(of_group) > 1 else in_words(list(own))}: {warning}"
+    count = len({result.checkpoint.key for result in results})
+    warnings = ((result, warning) for result in results for warning in warnings_of(result))
+    for warning, owners in owners_of(warnings, labels).items():
+        yield f"{'all checkpoints' if len(owners) == count > 1 else in_words(owners)}: {warning}"
     if note := sizes_note({labels[result.checkpoint.key]: result for result in results}):
         yield note
     yield from notes_on_settings(results, labels)
@@ -341,24 +338,28 @@ def caveats_of(results: Sequence[Result], labels: Mapping[Key, str]) -> Iterator
     yield from notes_on_seeds(results, labels)
 
 
+def owners_of(texts: Iterable[tuple[Result, str]], labels: Mapping[Key, str]) -> dict[str, list[str]]:
+    """Each text -> the labels of the checkpoints whose results have it."""
+    owners: dict[str, dict[str, None]] = defaultdict(dict)
+    for result, text in texts:
+        owners[text][labels[result.checkpoint.key]] = None
+    return {text: list(own) for text, own in owners.items()}
+
+
 def notes_on_settings(results: Sequence[Result], labels: Mapping[Key, str]) -> Iterator[str]:
     """A sentence for each setting that results of one version of the protocol do not share, as after an edit of it."""
     for name in dict.fromkeys(chain.from_iterable(result.settings for result in results)):
-        owners: dict[str, dict[str, None]] = defaultdict(dict)  # value -> labels
-        for result in results:
-            if name in result.settings:
-                owners[short(result.settings[name])][labels[result.checkpoint.key]] = None
+        values = ((result, short(result.settings[name])) for result in results if name in result.settings)
+        owners = owners_of(values, labels)
         if len(owners) > 1:
-            texts = "; ".join(f"{value} of {in_words(list(own))}" for value, own in owners.items())
+            texts = "; ".join(f"{value} of {in_words(own)}" for value, own in owners.items())
             yield f"Not comparable, as the protocol was changed under the same version: {name} is {texts}."
 
 
 def notes_on_copies(results: Iterable[Result], labels: Mapping[Key, str]) -> Iterator[str]:
     """A sentence for each network that has several names."""
-    names: dict[str, dict[str, None]] = defaultdict(dict)  # digest -> labels
-    for result in results:
-        names[result.checkpoint.digest][labels[result.checkpoint.key]] = None
-    yield from (f"{in_words(list(own))} have the same weights." for own in names.values() if len(own) > 1)
+    owners = owners_of(((result, result.checkpoint.digest) for result in results), labels)
+    yield from (f"{in_words(names)} have the same weights." for names in owners.values() if len(names) > 1)
 
 
 def notes_on_seeds(results: Iterable[Result], labels: Mapping[Key, str]) -> Iterator[str]:
