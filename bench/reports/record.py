@@ -123,9 +123,10 @@ def copied_files(out: Path) -> Iterator[tuple[str, bytes]]:
         except ValueError as error:
             raise ValueError(f"{error}; repair or delete it") from error
         used[result.checkpoint.key] = result.checkpoint
+        left_out = LEFT_OUT if LEFT_OUT in result.arrays else ""
         for file in (path, path.with_suffix(".npz"), path.with_suffix(".log")):
             if file.exists():
-                yield str(file.relative_to(out)), _public_content(file, LEFT_OUT if LEFT_OUT in result.arrays else "")
+                yield str(file.relative_to(out)), _public_content(file, left_out, result.arrays_sha256)
     for checkpoint in used.values():
         for path in _files_of_checkpoint(out, checkpoint):
             yield f"{CHECKPOINTS}/{checkpoint.unique_name}/{path.name}", _public_content(path)
@@ -144,10 +145,11 @@ def _files_of_checkpoint(out: Path, used: CheckpointUsed) -> list[Path]:
     return []
 
 
-def _public_content(path: Path, left_out: str = "") -> bytes:
+def _public_content(path: Path, left_out: str = "", arrays_sha256: str = "") -> bytes:
     """A file's content without the folders of this machine; arrays are unchanged, and one of a result may be left out.
 
     Logs of trainings are thinned, and exports lack the activations by which they are checked, which need the weights.
+    ValueError if one of the arrays is left out and they are not those of the result (`Result.arrays_sha256`).
     """
     if path.suffix == ".json":
         content = without_folders(read_json(path))
@@ -157,7 +159,8 @@ def _public_content(path: Path, left_out: str = "") -> bytes:
             content["arrays_sha256"] = ""
         return json_of(content)
     if path.suffix == ".npz" and left_out:
-        return npz_of({name: values for name, values in read_arrays(path).items() if name != left_out})
+        arrays = read_arrays(path.with_suffix(".json"), arrays_sha256)
+        return npz_of({name: values for name, values in arrays.items() if name != left_out})
     data = read_regular(path)
     if path.suffix == ".npz":
         return data

@@ -152,6 +152,11 @@ def test_a_record_has_no_confidences_unless_a_metric_is_made_of_them(tmp_path):
     arrays = read_arrays(usual_copy)
     assert set(arrays) == {"predicted", "top1"} and arrays["top1"].tolist() == correct.tolist()
     assert read_arrays(unusual_copy)["confidence"].tolist() == confidence.tolist()
+    before = stored[0].path.read_bytes()
+    save_result(tmp_path, usual, {"top1": correct[::-1], **others})  # of the same mean
+    stored[0].path.write_bytes(before)
+    with pytest.raises(ValueError, match="arrays of another result"):
+        write_record(tmp_path, tmp_path / "record")
 
 
 def test_json_of_a_record_keeps_every_value_and_has_a_line_for_each_inner_list():
