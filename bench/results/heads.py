@@ -79,10 +79,11 @@ def read_head(path: Path) -> HeadFile:
     return head
 
 
-def is_kept(path: Path, data: DataUsed) -> bool:
-    """Whether a head that was trained on these images is at `path`."""
+def is_kept(path: Path, data: DataUsed, settings: Mapping[str, Any]) -> bool:
+    """Whether a head that was trained on these images with these settings is at `path`."""
     try:
-        trained_on = read_head(path).result.data
+        result = read_head(path).result
     except UserError:
         return False
-    return trained_on.fingerprints == data.fingerprints and not data.differ_from(trained_on)
+    is_on_images = result.data.fingerprints == data.fingerprints and not data.differ_from(result.data)
+    return is_on_images and not result.changed_since(settings)

@@ -329,6 +329,11 @@ class Result:
         """Metrics that one of the task's warnings, `METRIC: reason`, is about."""
         return self.metrics.keys() & {warning.partition(":")[0] for warning in self.facts.get("warnings", ())}
 
+    def changed_since(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings that had another value than in `settings`, the protocol's own now; those added or removed since do
+        not count."""
+        return {name: value for name, value in self.settings.items() if settings.get(name, value) != value}
+
     @property
     def conditions(self) -> dict[str, Any]:
         """Everything that a number depends on, except checkpoint and seed."""

@@ -514,7 +514,7 @@ def job_state(
         return "new"
     if result.skipped and not skip_bad:  # without --skip-bad, a result needs all images
         return "failed before" if failure_path(path).exists() else "new"
-    return "done" if head is None or is_kept(head, data) else "new"
+    return "done" if head is None or is_kept(head, data, settings) else "new"
 
 
 def _refuse_other_images(path: Path, result: Result, data: DataUsed) -> None:
@@ -541,8 +541,7 @@ def _refuse_other_images(path: Path, result: Result, data: DataUsed) -> None:
 
 def _refuse_other_settings(path: Path, result: Result, settings: Mapping[str, Any]) -> None:
     """ValueError if a protocol's settings were changed without a new version since an existing result was measured."""
-    before = {name: value for name, value in result.settings.items() if settings.get(name, value) != value}
-    if before:
+    if before := result.changed_since(settings):
         name, version = result.protocol.name, result.protocol.version
         changes = ", ".join(
             f"{setting} {short(value)} then, {short(settings[setting])} now" for setting, value in before.items()

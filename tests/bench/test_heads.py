@@ -229,11 +229,14 @@ def test_a_result_without_its_head_is_evaluated_again(bench, exports, tmp_path):
     written = head_of(heads).stat().st_mtime_ns
     code, output, _ = bench(*words, "--keep-heads", heads)
     assert code == 0 and "0 done, 2 skipped" in output and head_of(heads).stat().st_mtime_ns == written
-    data = replace(read_head(head_of(heads)).result.data, contents={"val": "bytes-times-all"})
+    result = read_head(head_of(heads)).result
+    data = replace(result.data, contents={"val": "bytes-times-all"})
     shutil.copytree(heads, tmp_path / "earlier")
     edited = head_of(tmp_path / "earlier")
     edited.write_text(edited.read_text().replace('"contents": {}', '"contents": {"val": "bytes-copied-then"}'))
-    assert is_kept(edited, data) and not is_kept(edited, replace(data, contents={"val": "others-times-all"}))
+    assert is_kept(edited, data, result.settings)
+    assert not is_kept(edited, replace(data, contents={"val": "others-times-all"}), result.settings)
+    assert not is_kept(edited, data, {**result.settings, "epochs": 2})
     caution = f"{head_of(heads).name}: trained with limit=60\n"
     words_of_head = ("--checkpoint", exports[0], "--images", "digits:", "--out", tmp_path / "labelled")
     code, _, err = bench("predict", "--head", heads, *words_of_head)
