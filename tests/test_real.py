@@ -13,7 +13,7 @@ from tools.board import companion_file
 def test_readme_quotes_the_record():
     """README has rows of the record's table, and so its figures."""
     root = Path(__file__).parents[1]
-    rows = real.table(root / "records/real").splitlines()
+    rows = [row.rpartition("| ")[0] + "|" for row in real.table(root / "records/real").splitlines()]  # without counts
     lines = (root / "README.md").read_text().splitlines()
     quoted = [line for line in lines if line.startswith(tuple(f"| {name} |" for name in real.SETS))]
     assert quoted and set(quoted) <= set(rows)

@@ -94,7 +94,7 @@ SETTINGS: dict[str, Any] = {
     **{"attentive.epochs": 20, "attentive.batch": 128},
     **{"attentive.attention_heads": 4, "attentive.lrs": (0.0005, 0.002, 0.005)},
 }
-DRAWN = ("k-NN, class token", "k-NN, patches", "linear", "fine-tuned", "CIFAR-100, linear")  # columns in the picture
+DRAWN = ("k-NN, class token", "k-NN, patches", "linear", "fine-tuning", "CIFAR-100, linear")  # columns in the picture
 CURVES_IN_ROW = 6
 PIXELS, START, SEED = "pixels-32", "-start", "-seed"  # parts of the names in results
 
@@ -113,9 +113,9 @@ COLUMNS = (  # those that a record has no numbers of are left out
     KNN,
     Column("k-NN, patches", "knn@moca", "top1_k20"),
     Column("linear", LINEAR, "top1"),
-    Column("16 shots", "lowshot@mieb", "top1_16shot"),
+    Column("few-shot", "lowshot@mieb", "top1_16shot"),
     Column("attentive", "attentive@smoke", "top1"),
-    Column("fine-tuned", "finetune@smoke", "top1"),
+    Column("fine-tuning", "finetune@smoke", "top1"),
     Column("CIFAR-100, k-NN", "knn@dino", "top1_k20", data="cifar100"),
     Column("CIFAR-100, linear", LINEAR, "top1", data="cifar100"),
 )
@@ -130,11 +130,11 @@ labels, all others from images alone.
 numbers. `python -m tools.board --table FOLDER` prints the first table.
 
 Accuracies in % on {images} validation images, with {training_images} training images behind a probe{fewer}; few-shot
-probes use as many as the column says. In brackets 95 % intervals over images; with a sign the gain over the network's
-own initial weights. Methods with the same initial weights share them, named after one of these. The table has one
-training of each method; seeds can change the order. s: better than the own initial weights; p: better than raw pixels;
--s and -p: worse; all p <= {level} after Holm's correction over the tests of a column. ?: doubted for the reason in
-leaderboard.md.{transfer}{left}
+probes use 16 of a class. Fine-tuning is `finetune@smoke`, short, no published protocol. In brackets 95 % intervals over
+images; with a sign the gain over the network's own initial weights. Methods with the same initial weights share them,
+named after one of these. The table has one training of each method; seeds can change the order. s: better than the own
+initial weights; p: better than raw pixels; -s and -p: worse; all p <= {level} after Holm's correction over the tests of a
+column. ?: doubted for the reason in leaderboard.md.{transfer}{left}
 
 {table}
 

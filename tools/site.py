@@ -12,10 +12,11 @@ import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import griffe
 from mkdocs.config.defaults import MkDocsConfig
@@ -24,12 +25,13 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from bench.pretraining.recipes import recipe_summary
-from bench.published.values import LOG, published_values
+from bench.published.values import LOG, PublishedValue, published_values
+from bench.reports.contents import ReportContents, contents
 from bench.reports.drawing import svg_of
 from bench.reports.figures import training_figure
 from bench.reports.leaderboard import Leaderboard, cell_text, leaderboard_of
 from bench.reports.record import bibtex_entries, cited, recorded_results
-from bench.reports.site import about, training_log, write_site
+from bench.reports.site import about, starts_of, training_log, write_site
 from bench.run.index import choices_of
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY
@@ -38,6 +40,9 @@ from engine.printing import markdown_table
 from engine.settings import meanings, setting_text
 from pretrain.recipe import Recipe
 from tools.board import Record, companion_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 GENERATED = "This page is made from the code.\n"
 ROOT = Path(__file__).parents[1]
@@ -96,23 +101,31 @@ CARDS = """
 </div>
 """
 
+HOME_SECTIONS = ("What has been validated", "Compared with other tools")  # of README
+
 
 def home_page() -> str:
-    """README's opening, its picture of a board drawn from the record, and three ways on."""
+    """README's opening, its picture of a board drawn from the record, three ways on, and what stands beside them."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     board_part = next(part for part in text.split("\n\n") if "](docs/board.png)" in part)
-    opening = text.partition("\n## ")[0].split("\n\n")
-    paragraphs = [part for part in opening if part != board_part and not part.startswith("[![")]
+    opening, *sections = text.split("\n## ")
+    paragraphs = [part for part in opening.split("\n\n") if part != board_part and not part.startswith("[![")]
     picture, _, caption = board_part.partition("\n")
     boards = pretraining_boards()
     paragraphs += [board_figure(boards[0]) if boards else picture, caption]
-    return with_site_links("docs/index.md", "\n\n".join(paragraphs), at="README.md") + CARDS
+    below = ["", *(part for part in sections if part.partition("\n")[0] in HOME_SECTIONS)]
+    page = "\n\n".join(paragraphs) + "\n" + CARDS + "\n## ".join(below)
+    return with_site_links("docs/index.md", page, at="README.md")
 
 
 def board_figure(record: Record, method: str = "") -> str:
     """The figure of a board as HTML, with the row of a method shaded."""
-    svg = svg_of(record.figure(method), f"accuracies of small ViTs, {about(record.folder)[0]}")
-    return f'<div class="paper">{" ".join(svg.split())}</div>'
+    return on_paper(record.figure(method), f"accuracies of small ViTs, {about(record.folder)[0]}")
+
+
+def on_paper(figure: "Figure", name: str) -> str:
+    """A figure as HTML, on white also where the page is dark; narrow screens scroll it."""
+    return f'<div class="paper">{" ".join(svg_of(figure, name).split())}</div>'
 
 
 def recipes_page(methods: Mapping[str, ModuleType]) -> Iterator[str]:
@@ -128,7 +141,7 @@ def recipes_page(methods: Mapping[str, ModuleType]) -> Iterator[str]:
 def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
     """Path in the site -> page of each method: a command, its recipes, and its numbers, measured and published."""
     pages, boards = {}, pretraining_boards()
-    measured = {record: leaderboard_of(stored.result for stored in recorded_results(record)[0]) for record in records()}
+    measured = {record: contents(recorded_board(record)) for record in records()}
     for key, module in methods.items():
         papers = [f"Paper: {paper_link(bibtex_entries()[paper][0])}\n" for paper in cited([key])]
         first = next(iter(module.RECIPES))
@@ -146,8 +159,7 @@ def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
         if published:
             lines.append("## Published\n")
             numbers = (
-                (value.what, f"{value.value:g} {value.unit}", f"`{value.measured_by}`", value.source)
-                for value in published
+                (value.what, f"{value.value:g} {value.unit}", measured_by(value), value.source) for value in published
             )
             lines += markdown_rows(("what", "number", "what measures it here", "source"), numbers)
         lines.append("## Settings\n")
@@ -159,30 +171,45 @@ def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
     return pages
 
 
+def measured_by(value: PublishedValue) -> str:
+    """What measures a published value here, or why nothing does."""
+    return f"`{value.measured_by}`" if value.protocol else f"nothing: {value.note}"
+
+
 def method_title(module: ModuleType) -> str:
     """The name of a method, with which the docstring of its file begins: `MAE (He et al. 2022): ...`."""
     return re.split(r"[,:] | \(", first_paragraph(module))[0]
 
 
-def measured_section(method: str, measured: Mapping[Path, Leaderboard], boards: Sequence[Record]) -> Iterator[str]:
+def recorded_board(record: Path) -> Leaderboard:
+    """The leaderboard of a record's results, without tests."""
+    results, _ = recorded_results(record)
+    return replace(leaderboard_of(stored.result for stored in results), results=results)
+
+
+def measured_section(method: str, measured: Mapping[Path, ReportContents], boards: Sequence[Record]) -> Iterator[str]:
     """The numbers and curves of a method's trainings on each record, and the picture of the first board that has it.
 
-    measured: record -> its leaderboard.
+    measured: record -> its report.
     """
     pictured = next((board for board in boards if method in board.networks), None)
-    for record, board in measured.items():
-        trained = [used for used in board.rows if used.method == method]
+    for record, report in measured.items():
+        board = report.board
+        trained = [used for used, kind in board.kinds.items() if used.method == method and kind == "measured"]
         if not trained:
             continue
+        starts = starts_of(record)
+        initial = next((used for used in board.rows if used.name == starts.get(trained[0].name)), None)
+        columns = {used.name: used for used in trained} | ({"initial weights": initial} if initial else {})
         yield f'## Measured: {about(record)[0]}\n\nOn <a href="../{board_file(record)}">its page</a> beside the others.'
         yield f"Recipe `{trained[0].recipe}`. 95 % intervals are over validation images.\n"
         rows = []
-        for group, (metric, *_) in board.groups.items():
-            cells = [board.rows[used].get((group, metric)) for used in trained]
+        for table in report.tables:
+            cells = [table.cells.get(used) for used in columns.values()]
             if any(cells):
                 texts = [cell_text(cell).replace(", ", ",&nbsp;") for cell in cells]  # no line break within an interval
-                rows.append((f"`{group}`", metric, *texts))
-        yield from markdown_rows(("protocol", "metric", *(used.name for used in trained)), rows)
+                rows.append((f"{table.title} on {table.result.data.name}, {table.metrics[0]}", *texts))
+        yield from markdown_rows(("protocol, metric", *columns), rows)
         logs = {used.name: log for used in trained if (log := training_log(record, used))}
         if svg := svg_of(training_figure(logs), f"curves of {method}"):
             yield f"<div>{' '.join(svg.split())}</div>\n"
@@ -375,6 +402,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         page.meta["search"] = {"exclude": True}
     if page.file.src_uri == "boards.md":
         markdown = markdown.replace("\n## ", "\n" + "\n".join(board_links()) + "\n\n## ", 1)
+        for board in pretraining_boards()[:1]:
+            drawn = {"board.png": board_figure(board), "board-curves.png": on_paper(board.curves(), "k-NN accuracy")}
+            for file, html in drawn.items():
+                markdown = re.sub(rf"!\[[^]]*\]\({re.escape(file)}\)", lambda _, html=html: f"{html}\n", markdown)
     return with_site_links(f"docs/{page.file.src_uri}", markdown, at=f"docs/{page.file.src_uri}")
 
 

@@ -47,12 +47,14 @@ TASKS = {
     "maskrcnn": "Mask R-CNN",
     "cascade": "Cascade Mask R-CNN",
 }
+READ = {"cls": "class token", "avg": "patches"}  # by a k-NN, under its setting `pool`
 SPELLED = "AIM BEiT CAE CAPI DINO DINOv2 DINOv3 DeiT ExtreMA LOST LUT MAE MIEB MOCA MSN MST MoCov3 SimMIM TokenCut iBOT"
 SOURCES = {name.lower(): name for name in SPELLED.split()} | {"vjepa2": "V-JEPA 2", "maskfeat": "MaskFeat"}
 
 
 Baseline = Literal["start", "pixels"]
 BASELINES: dict[Baseline, str] = {"start": "their initial weights", "pixels": "raw pixels"}
+OWN: dict[Baseline, str] = {"pixels": "raw pixels", "start": "its initial weights"}  # said of one network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +88,20 @@ class Gain:
         return self.sign * (1 if test.difference > 0 else -1) if test and p <= LEVEL else 0
 
     def in_words(self, baseline: Baseline) -> str:
-        """`53.1 points [46.2, 60.0]`: the difference from a baseline, with its interval; "" if not compared."""
-        if baseline not in self.tests:
-            return ""
+        """`by 53.1 points [46.2, 60.0]`: how much better, or worse, than a baseline, with its interval."""
         test, unit = self.tests[baseline][0], " points" if self.unit == "%" else suffix(self.unit)
-        low, high = sorted((self.sign * test.low, self.sign * test.high))
+        sign = 1 if test.difference > 0 else -1
+        low, high = sorted((sign * test.low, sign * test.high))
         digits = interval_decimals(test.difference, self.unit)
-        return f"{self.sign * test.difference:.{digits}f}{unit} {interval_text(low, high, digits)}"
+        return f"by {abs(test.difference):.{digits}f}{unit} {interval_text(low, high, digits)}"
+
+    @property
+    def sentences(self) -> list[str]:
+        """`better than raw pixels by 53.1 points [46.2, 60.0]`, for each baseline."""
+        is_better = {role: self.sign * test.difference > 0 for role, (test, _) in self.tests.items()}
+        return [
+            f"{'better' if is_better[role] else 'worse'} than {OWN[role]} {self.in_words(role)}" for role in self.tests
+        ]
 
 
 class Outcomes(NamedTuple):
@@ -166,9 +175,14 @@ class ReportTable:
         return self.board.ranks(self.main)
 
     @property
+    def doubted(self) -> int:
+        """How many trained networks have a number that the task doubts; they are not ranked."""
+        return sum(self.cells[used].is_doubtful for used in self.networks)
+
+    @property
     def all_tested(self) -> bool:
-        """Whether every trained network has a rank: its arrays exist and the task does not doubt its number."""
-        return len(self.ranks) == len(self.networks)
+        """Whether every trained network has a rank, unless the task doubts its number."""
+        return len(self.ranks) + self.doubted == len(self.networks)
 
     @cached_property
     def has_intervals(self) -> bool:
@@ -221,7 +235,7 @@ class ReportContents:
     board: Leaderboard  # with several trainings of a network in one row
     tables: tuple[ReportTable, ...]
     overview: tuple[CheckpointUsed, ...]  # all checkpoints, by mean rank; those that are not ranked come last
-    trainings: Mapping[Key, int]  # trained network -> number of its trainings
+    trainings: Mapping[tuple[str, Key], int]  # group and checkpoint -> number of trainings behind its numbers
     unlabelled_tables: tuple[ReportTable, ...]  # without the supervised baseline; () if there is none
     mean_ranks: Mapping[Key, float]  # over the protocols with paired tests that all networks have
     checkpoints: tuple[Mapping[str, Any], ...]  # facts
@@ -248,7 +262,7 @@ def contents(
     measured = leaderboard.results
     merged, trainings = with_trainings_as_seeds(measured), defaultdict(set)
     for before, after in zip(measured, merged, strict=True):
-        trainings[after.result.checkpoint.key].add(before.result.checkpoint.key)
+        trainings[after.result.group, after.result.checkpoint.key].add(before.result.checkpoint.key)
     if cache and any(len(own) > 1 for own in trainings.values()):
         board = leaderboard_with_ties(merged, cache, leaderboard.problems, leaderboard.folder)
         leaderboard = with_published(board) if leaderboard.published else board
@@ -258,7 +272,7 @@ def contents(
             sources[stored.result.group, stored.result.checkpoint.key].append(index)
     good = [stored.result for stored in merged if stored.result.status == "ok"]
     by_group = {result.group: result for result in reversed(good)}
-    titles = {group: protocol_in_words(result.protocol.name) for group, result in by_group.items()}
+    titles = {group: protocol_in_words(result) for group, result in by_group.items()}
     groups = [group for group in leaderboard.groups if not is_shown_elsewhere(leaderboard, by_group[group], good)]
     counts = Counter((by_group[group].data.name, titles[group]) for group in groups)
     start_of = initial_weights(leaderboard, starts or {})
@@ -290,9 +304,7 @@ def contents(
         tables=tuple(tables),
         unlabelled_tables=unlabelled(tables, merged, cache) if cache else (),
         overview=tuple(sorted(leaderboard.rows, key=place)),
-        trainings={
-            used.key: len(trainings[used.key]) for used, kind in leaderboard.kinds.items() if kind == "measured"
-        },
+        trainings={place: len(own) for place, own in trainings.items()},
         mean_ranks=means,
         checkpoints=tuple(checkpoint_facts(leaderboard, used, updates or {}) for used in leaderboard.rows),
         results=[stored.result for stored in measured],
@@ -440,11 +452,14 @@ def slug(*words: str) -> str:
     return f"{readable}-{digest(list(words))[:8]}"
 
 
-def protocol_in_words(name: str) -> str:
-    """`linear (iBOT)` for `linear_sgd@ibot_base_cached`."""
-    task, _, source = name.partition("@")
+def protocol_in_words(result: Result) -> str:
+    """`linear (iBOT)` for `linear_sgd@ibot_base_cached`, `k-NN, patches (MOCA)` for `knn@moca`."""
+    task, _, source = result.protocol.name.partition("@")
     first = source.partition("_")[0]
-    return TASKS.get(task, task.replace("_", " ")) + (f" ({SOURCES.get(first, first)})" if first else "")
+    title = TASKS.get(task, task.replace("_", " "))
+    if title == "k-NN" and (read := READ.get(result.settings.get("pool", ""))):
+        title += f", {read}"
+    return title + (f" ({SOURCES.get(first, first)})" if first else "")
 
 
 @cache
@@ -490,13 +505,15 @@ def headline(report: ReportContents) -> str:
     text = f"Best or tied with the best in {counted(len(ranked), 'protocol')}: {leaders_in_words(ranked)}."
     if unlabelled := [table for table in report.unlabelled_tables if table.ranks]:
         text += f" Apart from the supervised baseline: {leaders_in_words(unlabelled)}."
-    once = sum(count == 1 for count in report.trainings.values())
+    counts = [[report.trainings[table.group, used.key] for used in table.networks] for table in ranked]
+    once = max(own.count(1) for own in counts)
+    single = sum(set(own) == {1} for own in counts)  # protocols with one training of each network
     if once:
-        share = (
-            "One training each" if once == len(report.trainings) else f"{counted(once, 'network')} with one training"
-        )
-        text += f" {share}: seeds can change the order."
-    if any(count > 1 for count in report.trainings.values()):
+        in_some = f"One training each in {single} of {counted(len(ranked), 'protocol')}"
+        text += " One training each" if single == len(ranked) else f" {in_some}" if single else ""
+        text += "" if single else f" {counted(once, 'network')} with one training"
+        text += ": seeds can change the order."
+    if single < len(ranked):
         text += " The tests resample images, not trainings, so they do not cover variation between trainings."
     return text
 
@@ -533,19 +550,24 @@ def leaders_in_words(tables: Sequence[ReportTable]) -> str:
 
 
 def gains_in_words(report: ReportContents) -> str:
-    """By how much each network beats raw pixels, where no two are compared; "" if none does."""
-    gains: dict[str, list[str]] = defaultdict(list)  # network -> its gains over raw pixels
-    for table in report.tables:
-        for used in table.networks:
-            if (gain := table.gains.get(used.key)) and gain.significant("pixels") > 0:
-                on = f"in {table.title} on {table.result.data.name}"
-                gains[report.board.names[used]].append(f"by {gain.in_words('pixels')} {on}")
-    return " ".join(
-        f"{name} beats raw pixels {', '.join(own[:MAX_NAMED])}"
-        + f", and in {len(own) - MAX_NAMED} more" * (len(own) > MAX_NAMED)
-        + "."
-        for name, own in gains.items()
-    )
+    """Where each network beats raw pixels and its initial weights, and where not; "" if nothing was compared."""
+    sentences = []
+    for used, name in report.board.names.items():
+        gains = {
+            f"{table.title} on {table.result.data.name}": table.gains[used.key]
+            for table in report.tables
+            if used.key in table.gains
+        }
+        for role, baseline in OWN.items():
+            compared = {place: gain for place, gain in gains.items() if role in gain.tests}
+            missed = [place for place, gain in compared.items() if gain.significant(role) <= 0]
+            if len(compared) > 1:
+                text = f"{name} beats {baseline} in {len(compared) - len(missed)} of {len(compared)} protocols"
+                sentences.append(text + (f", not in {in_words(missed)}." if missed else "."))
+            elif compared.keys() - missed:
+                ((place, gain),) = compared.items()
+                sentences.append(f"{name} beats {baseline} {gain.in_words(role)} in {place}.")
+    return " ".join(sentences)
 
 
 def verdict(table: ReportTable) -> str:
@@ -560,6 +582,7 @@ def verdict(table: ReportTable) -> str:
     elif len(leaders) == 1:
         tested, others = len(table.ranks) - 1, len(table.networks) - 1
         than = "every other" if table.all_tested else f"{tested} of the {others} others, which could be tested,"
+        than += " whose number is not doubted" * (table.all_tested and table.doubted > 0)
         text = f"{leaders[0]} leads {on}: better than {than} by a paired test on the same images (5 %, Holm)."
     elif len(leaders) == len(table.networks):
         text = f"None of the differences between the {len(leaders)} networks is significant {on}."
@@ -572,10 +595,9 @@ def verdict(table: ReportTable) -> str:
 
 def alone(name: str, gain: Gain, on: str) -> str:
     """The sentence on the only trained network of a table."""
-    baselines: dict[Baseline, str] = {"pixels": "raw pixels", "start": "its initial weights"}
-    beaten = [f"{words} by {gain.in_words(role)}" for role, words in baselines.items() if gain.significant(role) > 0]
+    beaten = [f"{words} {gain.in_words(role)}" for role, words in OWN.items() if gain.significant(role) > 0]
     if beaten:
         return f"{name} beats {' and '.join(beaten)} {on}."
-    unclear = [words for role, words in baselines.items() if role in gain.tests]
+    unclear = [words for role, words in OWN.items() if role in gain.tests]
     text = f"{name} is the only trained network measured {on}."
     return text + (f" It is not shown to be better than {' or '.join(unclear)}." if unclear else "")

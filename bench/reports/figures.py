@@ -55,7 +55,8 @@ def sweep_figures(report: ReportContents, styles: Mapping[str, Style]) -> "dict[
         for table in report.tables:
             curves = {table.board.names[used]: sweep_of(used, table, pattern) for used in table.checkpoints}
             if any(len(points) > 1 for points in curves.values()):
-                title, y_label = f"{table.title} on {table.result.data.name}", table.metrics[0].split("_")[0]
+                title = f"{table.title} on {table.result.data.name}"
+                y_label = next(match[1] for metric in table.metrics if (match := re.fullmatch(pattern, metric)))
                 texts = (title, x_label, f"{y_label}, {table.unit}" if table.unit else y_label)
                 panels.append(partial(_draw_sweep, table, curves, styles, texts))
         if panels:

@@ -39,7 +39,7 @@
     });
   }
 
-  // Metrics besides the main one, and rows of initial weights, are hidden until a button shows them.
+  // Metrics besides the main one, and rows of initial weights beside many networks, are hidden until a button shows them.
   for (const button of document.querySelectorAll(".fold")) {
     const section = button.closest("section");
     const setFolded = (folded) => {
@@ -47,7 +47,7 @@
       button.setAttribute("aria-expanded", String(!folded));
     };
     button.hidden = false;
-    setFolded(true);
+    setFolded(!("open" in button.dataset));
     button.addEventListener("click", () => setFolded(button.getAttribute("aria-expanded") === "true"));
   }
 
@@ -120,5 +120,6 @@
     if (!button) return;
     body.replaceChildren(...button.dataset.results.split(" ").map((index) => definitionList(provenance(Number(index)))));
     dialog.showModal();
+    dialog.scrollTop = 0; // it has scrolled to its button, which has the focus
   });
 })();

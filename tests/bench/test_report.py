@@ -104,6 +104,14 @@ def test_the_headline_claims_only_what_paired_tests_support():
     assert "nothing to rank" in headline(report)
 
 
+def test_a_doubted_number_is_not_among_those_that_a_leader_must_beat():
+    a, b, c = (made_checkpoint(name, number) for number, name in enumerate("abc", 1))
+    doubted = result(c, 20.0, facts={"warnings": ["top1: nothing was fitted"]})
+    report = report_of([result(a, 80.0), result(b, 70.0), doubted], level_of(a))
+    assert "a in 1 (significantly better than all others in 1)" in headline(report)
+    assert "better than every other whose number is not doubted" in verdict(report.tables[0])
+
+
 def test_a_page_names_the_protocols_in_which_the_smallest_share_beats_raw_pixels():
     """By share and not by number, and it says nothing of the others but how many there are."""
     networks = [made_checkpoint(f"n{number}", number) for number in range(4)]
@@ -167,6 +175,18 @@ def test_gains_over_initial_weights_and_raw_pixels(tmp_path):
     assert "late beats raw pixels by 30.0 points [" in text, "the better of two raw pixels counts"
 
 
+def test_a_network_alone_is_said_to_beat_baselines_and_where_it_does_not(tmp_path):
+    for name, right, pixels in (("digits", 70, 30), ("other", 20, 30)):
+        data = DataUsed(name=name, url=f"{name}:")
+        correct_on(tmp_path, made_checkpoint("mae", 1), right, data=data)
+        correct_on(tmp_path, made_checkpoint("raw", 3, method="pixels"), pixels, data=data)
+    report = contents_of(read_leaderboard(tmp_path))
+    place = "k-NN (DINO) on other"
+    assert headline(report) == f"mae beats raw pixels in 1 of 2 protocols, not in {place}."
+    (gain,) = report.tables[1].gains.values()
+    assert gain.sentences[0].startswith("worse than raw pixels by 10.0 points [")
+
+
 def test_the_headline_names_the_best_networks_apart_from_a_supervised_baseline(tmp_path):
     """They are compared with one another, so that it hides none."""
     for number, (name, right) in enumerate((("mae", 70), ("dino", 50), ("byol", 48)), 1):
@@ -200,6 +220,10 @@ def test_further_trainings_of_a_network_are_its_seeds(tmp_path):
     (table,) = report.tables
     assert [cell_text(cell, False) for cell in table.cells.values()] == ["65.00 +- 7.07 (n=2)", "50.00"]
     assert " 1 network with one training: seeds can change the order. The tests resample images" in headline(report)
+    for number, name in enumerate(("a", "b")):
+        correct_on(tmp_path, made_checkpoint(name, 2 * number, method="mae"), 40, data=DataUsed(name="other", url="x:"))
+    text = headline(contents_of(read_leaderboard(tmp_path)))
+    assert " One training each in 1 of 2 protocols: seeds can change the order. The tests resample images" in text
     a = table.networks[0]
     names = [report.results[index].checkpoint.name for index in report.sources[table.group, a.key]]
     assert names == ["a", "a-seed1"] and "65.00 +- 7.07 (n=2)" in page_of(report)
