@@ -133,8 +133,8 @@ Accuracies in % on {images} validation images, with {training_images} training i
 probes use 16 of a class. Fine-tuning is `finetune@smoke`, short, no published protocol. In brackets 95 % intervals over
 images; with a sign the gain over the network's own initial weights. Methods with the same initial weights share them,
 named after one of these. The table has one training of each method; seeds can change the order. s: better than the own
-initial weights; p: better than raw pixels; -s and -p: worse; all p <= {level} after Holm's correction over the tests of a
-column. ?: doubted for the reason in leaderboard.md.{transfer}{left}
+initial weights; p: better than raw pixels; -s and -p: worse; all p <= {level} after Holm's correction over the tests of
+a column. ?: doubted for the reason in leaderboard.md.{transfer}{left}
 
 {table}
 

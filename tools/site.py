@@ -113,17 +113,18 @@ def home_page() -> str:
     picture, _, caption = board_part.partition("\n")
     boards = pretraining_boards()
     paragraphs += [board_figure(boards[0]) if boards else picture, caption]
-    below = ["", *(part for part in sections if part.partition("\n")[0] in HOME_SECTIONS)]
-    page = "\n\n".join(paragraphs) + "\n" + CARDS + "\n## ".join(below)
-    return with_site_links("docs/index.md", page, at="README.md")
+    above = "\n\n".join(paragraphs)
+    below = "".join(f"\n## {part}" for part in sections if part.partition("\n")[0] in HOME_SECTIONS)
+    above, below = (with_site_links("docs/index.md", part, at="README.md") for part in (above, below))
+    return f"{above}\n{CARDS}{below}"
 
 
 def board_figure(record: Record, method: str = "") -> str:
     """The figure of a board as HTML, with the row of a method shaded."""
-    return on_paper(record.figure(method), f"accuracies of small ViTs, {about(record.folder)[0]}")
+    return figure_on_white(record.figure(method), f"accuracies of small ViTs, {about(record.folder)[0]}")
 
 
-def on_paper(figure: "Figure", name: str) -> str:
+def figure_on_white(figure: "Figure", name: str) -> str:
     """A figure as HTML, on white also where the page is dark; narrow screens scroll it."""
     return f'<div class="paper">{" ".join(svg_of(figure, name).split())}</div>'
 
@@ -403,9 +404,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri == "boards.md":
         markdown = markdown.replace("\n## ", "\n" + "\n".join(board_links()) + "\n\n## ", 1)
         for board in pretraining_boards()[:1]:
-            drawn = {"board.png": board_figure(board), "board-curves.png": on_paper(board.curves(), "k-NN accuracy")}
+            drawn = {
+                "board.png": board_figure(board),
+                "board-curves.png": figure_on_white(board.curves(), "k-NN accuracy"),
+            }
             for file, html in drawn.items():
-                markdown = re.sub(rf"!\[[^]]*\]\({re.escape(file)}\)", lambda _, html=html: f"{html}\n", markdown)
+                before, _, after = markdown.partition(f"]({file})")
+                markdown = f"{before[: before.rindex('![')]}{html}\n{after}"
     return with_site_links(f"docs/{page.file.src_uri}", markdown, at=f"docs/{page.file.src_uri}")
 
 
