@@ -49,7 +49,14 @@ def open_split(place: str, split: Split) -> ImageSet:
     class_names = [
         DISTRACTORS if path.startswith(DISTRACTORS) else os.path.basename(path)[:CLASS_CHARACTERS] for path in paths
     ]
-    classes = (*sorted(set(class_names[: counts[0]])), DISTRACTORS)
+    first_of: dict[str, str] = {}  # class -> its original
+    for path, name in zip(paths[: counts[0]], class_names, strict=False):
+        if (first := first_of.setdefault(name, path)) != path:
+            raise ValueError(
+                f"{url}: the names of {first} and {path} begin with the same {CLASS_CHARACTERS} characters, so that a "
+                "copy of one would count as found with the other; give originals and their copies names that differ"
+            )
+    classes = (*sorted(first_of), DISTRACTORS)
     index_of = {name: index for index, name in enumerate(classes)}
     for path, name in zip(paths, class_names, strict=True):
         if name not in index_of:

@@ -95,13 +95,18 @@ def check_truth(truth: GroundTruth) -> None:
         raise ValueError(f"`gnd` is of {len(queries)} queries, and `qimlist` has {len(truth['qimlist'])}")
     if repeated := [name for name, times in Counter(truth["imlist"]).items() if times > 1]:
         raise ValueError(f"`imlist` has {short_list(repeated)} more than once")
+    index_of = {name: index for index, name in enumerate(truth["imlist"])}
     for number, groups in enumerate(queries):
         indices = [*groups["easy"], *groups["hard"], *groups["junk"]]
         if max(indices, default=0) >= count:
             raise ValueError(f"`gnd[{number}]` names image {max(indices)}, beyond the {count} of `imlist`")
         if len(set(indices)) < len(indices):
             raise ValueError(f"`gnd[{number}]` names image {Counter(indices).most_common(1)[0][0]} twice")
-        if truth["qimlist"][number] in [truth["imlist"][index] for index in groups["easy"] + groups["hard"]]:
-            raise ValueError(f"`gnd[{number}]` has the query {truth['qimlist'][number]!r} itself to be found")
+        query = truth["qimlist"][number]
+        if query in index_of and index_of[query] not in groups["junk"]:
+            raise ValueError(
+                f"the query {query!r} is in `imlist` too, so that it finds itself first; name its index there, "
+                f"{index_of[query]}, in `junk` of `gnd[{number}]`"
+            )
     if not any(groups["easy"] or groups["hard"] for groups in queries):
         raise ValueError("no query has an easy or hard image, so there is nothing to score")

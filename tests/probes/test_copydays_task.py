@@ -119,3 +119,8 @@ def test_copies_that_would_be_left_out_are_refused(name, copydays):
         path.parent.mkdir(exist_ok=True)
         path.symlink_to("/nowhere")
     assert name in refusal(open_set, f"copydays:{copydays}", "val")
+
+
+def test_originals_that_names_do_not_tell_apart_are_refused(copydays):
+    save(make_picture(7), copydays / "original/200099.jpg")
+    assert "200000.jpg and original/200099.jpg" in refusal(open_set, f"copydays:{copydays}", "val")

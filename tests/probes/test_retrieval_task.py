@@ -68,7 +68,8 @@ def test_other_sets_are_scored_by_class(tmp_path):
         (lambda truth: truth["gnd"][1].update(easy=[0.5]), "$.gnd[1].easy[0]"),
         (lambda truth: truth["gnd"][1].update(hard=[1]), "image 1 twice"),
         (lambda truth: truth["imlist"].__setitem__(0, "place1_1"), "'place1_1'"),
-        (lambda truth: truth["imlist"].__setitem__(0, "query0"), "'query0' itself"),
+        (lambda truth: truth["imlist"].__setitem__(0, "query0"), "'query0' is in `imlist`"),
+        (lambda truth: truth["imlist"].append("query1"), "12, in `junk` of `gnd[1]`"),
         (lambda truth: [groups.update(easy=[], hard=[]) for groups in truth["gnd"]], "no query"),
     ],
 )
@@ -106,3 +107,14 @@ def test_a_limit_of_the_database_is_refused(landmarks, tmp_path):
     space = Workspace(cache=tmp_path, data=f"revisited:{landmarks}", limit=4)
     with pytest.raises(ValueError, match="drop limit"):
         PROTOCOLS["retrieval@dino_oxford"].task.run(varied_export(), space)
+
+
+def test_a_query_in_the_database_is_junk_for_itself(landmarks, tmp_path):
+    path = landmarks / "gnd_toy.json"
+    truth = json.loads(path.read_text())
+    truth["imlist"] += truth["qimlist"]
+    for query, groups in enumerate(truth["gnd"]):
+        groups["junk"].append(12 + query)
+    path.write_text(json.dumps(truth))
+    outcome = TASK.run(varied_export(), Workspace(cache=tmp_path / "cache", data=f"revisited:{landmarks}"))
+    assert outcome.numbers["map_medium"] == 100
