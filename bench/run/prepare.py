@@ -28,7 +28,17 @@ from bench.run.checkpoints import LoadedCheckpoint, check_activations, keeps_siz
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from checkpoints.import_options import ImportOptions
-from downstream.data.scenes import TINY, draw_tiny_sets, layout_of, open_scenes, scene_schemes, served_layouts, serves
+from downstream.data.scenes import (
+    TINY,
+    SceneSet,
+    draw_tiny_sets,
+    in_both_warnings,
+    layout_of,
+    open_scenes,
+    scene_schemes,
+    served_layouts,
+    serves,
+)
 from engine.distributed import World
 from engine.errors import UserError, in_one_line, option
 from engine.extensions import extensions, warn_of
@@ -389,6 +399,9 @@ def open_data(name: str, url: str, space: Workspace, val_alone: bool = False) ->
                 raise
     except ValueError as error:
         raise UserError("data", str(error).removeprefix(f"{url}: "), f"{name}={url}") from error
+    warnings = [warning for images in sets.values() for warning in images.warnings]
+    scenes = [images for images in sets.values() if isinstance(images, SceneSet)]
+    warnings += in_both_warnings(*scenes) if len(scenes) == 2 else []
     return DataUsed(
         name=name,
         url=url,
@@ -396,7 +409,7 @@ def open_data(name: str, url: str, space: Workspace, val_alone: bool = False) ->
         contents={split: images.contents for split, images in sets.items() if images.contents},
         images={split: len(images) for split, images in sets.items()},
         classes=None if layout_of(url) else len(getattr(sets["val"], "classes", ())),
-        warnings=tuple(warning for images in sets.values() for warning in images.warnings),
+        warnings=tuple(warnings),
     )
 
 

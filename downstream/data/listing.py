@@ -313,6 +313,14 @@ class Instances(SceneFiles):
                 f"{self.annotations} and {val.annotations} name other categories; number {number}, {name}, is not the "
                 "same in both"
             )
+        used = {entry["category_id"] for listing in (self, val) for own in listing.objects for entry in own}
+        name_of = {number: name for number, name in self.categories.items() if number in used}
+        if same := [name for name, count in Counter(name_of.values()).items() if count > 1]:
+            numbers = [str(number) for number, name in name_of.items() if name == same[0]]
+            raise ValueError(
+                f"{self.annotations}: categories {' and '.join(numbers)} are both {same[0]}, and have objects; give "
+                "the objects of a class one category"
+            )
         for split, listing, images in (("train", self, self.trainable), ("val", val, range(len(val.objects)))):
             if all(entry["iscrowd"] for index in images for entry in listing.objects[index]):
                 small = f", nor images below {MIN_SIDE} px" if split == "train" else ""

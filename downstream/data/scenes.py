@@ -248,6 +248,22 @@ def open_scenes(url: str, split: Split, cache: Path) -> SceneSet:
     return SceneSet(url=url, split=split, root=root, listing=listing)
 
 
+def in_both_warnings(train: SceneSet, val: SceneSet) -> list[str]:
+    """A warning if files of images are in both splits, which a task would train on and score."""
+    same = sorted({*train.listing.images} & {*val.listing.images})
+    if not same or nothing_trained(val.url):
+        return []
+    return [
+        f"{len(same)} of the {len(val)} validation images are training images too, such as {same[0]}; take them out of "
+        "one of the lists"
+    ]
+
+
+def nothing_trained(url: str) -> bool:
+    """Whether no task trains on sets of the URL's layout, so that an image may be in both splits."""
+    return getattr(load_extension("layouts", layout_of(url)), "NOTHING_TRAINED", False)
+
+
 def tiny_folder(layout: str, cache: Path) -> Path:
     """The folder of a layout's tiny set, which is drawn at its first use."""
     folder = cache / f"{TINY}{layout}-{TINY_VERSION}"

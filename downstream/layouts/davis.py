@@ -19,6 +19,7 @@ from imagesets.sets import MissingSplit, Split
 
 IMAGES = {"train": "JPEGImages/480p", "val": "JPEGImages/480p"}
 MASKS = "Annotations/480p"
+NOTHING_TRAINED = True  # so that a video may be in both splits
 OF_2017, OF_2016 = "ImageSets/2017", "ImageSets/480p"  # folders of the lists
 COUNTS = {OF_2017: {"train": 60, "val": 30}, OF_2016: {"train": 30, "val": 20}}  # -> number of videos
 MAX_OBJECTS = 20  # objects of a video

@@ -21,6 +21,7 @@ from imagesets.sets import Split
 IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
 PAIRS = {"train": "PairAnnotation/trn", "val": "PairAnnotation/test"}
 COUNTS = {"train": 53340, "val": 12234}
+NOTHING_TRAINED = True  # so that an image may be in both splits
 PAIR_NAME = re.compile(r"\d+-([^-]+)-([^-]+):(.+)\.json")  # source, target, class
 TINY_CLASSES, TINY_IMAGES = ("cat", "dog"), 6  # in the tiny set; images of each class
 TINY_VIEWS, TINY_KEYPOINTS, TINY_TILE = 3, 5, 12  # viewpoints; keypoints of an object; side of a keypoint in pixels
@@ -50,12 +51,19 @@ def listed(root: Path, split: Split) -> ImagePairs:
             raise ValueError(f"{PAIRS[split]}/{file} is a pair of an image with itself; remove it")
         pairs.append((f"{title}/{source}.jpg", f"{title}/{target}.jpg"))
     images = sorted({image for pair in pairs for image in pair})
+    first_of = dict(zip(reversed(pairs), reversed(files), strict=True))  # pair -> its first file
+    repeated = [(file, first_of[pair]) for file, pair in zip(files, pairs, strict=True) if file != first_of[pair]]
     check_present(images, files_below(root / "JPEGImages", ".jpg"), f"images of {split}", "JPEGImages")
     index_of = {image: index for index, image in enumerate(images)}
     return ImagePairs(
         images=tuple(f"JPEGImages/{image}" for image in images),
         pairs=tuple(f"{PAIRS[split]}/{file}" for file in files),
         ends=np.array([[index_of[image] for image in pair] for pair in pairs], np.int64).reshape(-1, 2),
+        warnings=tuple(
+            f"{len(repeated)} files of {PAIRS[split]} are of a pair that another file has, which counts twice: {file} "
+            f"and {first}; remove one"
+            for file, first in repeated[:1]
+        ),
         notes=() if len(files) == COUNTS[split] else (f"{len(files)} pairs, SPair-71k has {COUNTS[split]}",),
     )
 

@@ -26,6 +26,7 @@ from engine.files import read_json, read_text
 from imagesets.sets import Split
 
 IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
+NOTHING_TRAINED = True  # so that both splits may have the same images
 VOC_LIST, COCO_LIST = "ImageSets/Main/trainval.txt", "coco_20k_filenames.txt"
 COCO_FILES = {f"annotations/instances_train{year}.json": f"train{year}" for year in ("2014", "2017")}  # -> images'
 

@@ -152,3 +152,12 @@ def test_missing_images_and_pairs_are_named(tmp_path):
     (spair / "PairAnnotation/test/pair.json").write_text("{}")
     with pytest.raises(ValueError, match=r"PairAnnotation/test/pair\.json"):
         open_scenes(f"spair:{spair}", "val", tmp_path)
+
+
+def test_a_pair_that_two_files_hold_is_warned_of(tmp_path):
+    folder = tiny_folder("spair", tmp_path) / "PairAnnotation/test"
+    first = min(folder.iterdir())
+    copy = first.with_name(f"000999-{first.name.partition('-')[2]}")
+    copy.write_bytes(first.read_bytes())
+    (warning,) = open_scenes(f"spair:{folder.parents[1]}", "val", tmp_path).warnings
+    assert copy.name in warning and first.name in warning

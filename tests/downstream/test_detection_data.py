@@ -245,6 +245,18 @@ def test_splits_of_different_categories_or_without_objects_are_refused(coco, tmp
             trainable_scenes(*open_splits())
 
 
+def test_one_class_with_two_categories_is_refused_if_both_have_objects(coco, tmp_path):
+    def use():
+        return trainable_scenes(*(open_scenes(f"coco:{coco}", split, tmp_path) for split in ("train", "val")))
+
+    for split in ("train", "val"):  # as Roboflow lists a class and a group of that name, which has no objects
+        change_annotations(coco, split, lambda content: content["categories"].append({"id": 0, "name": "digit 0"}))
+    use()
+    for split in ("train", "val"):
+        change_annotations(coco, split, lambda content: content["categories"][1].update(name="digit 0"))
+    assert "categories 2 and 3 are both digit 0" in refusal(use)
+
+
 @pytest.mark.parametrize("layout", ["vocboxes", "yolo"])
 def test_generated_layouts_hold_the_same_boxes(layout, scenes_of_splits, tmp_path):
     """Pascal VOC counts pixels from 1 and includes both ends. YOLO's boxes are shares of the sides."""

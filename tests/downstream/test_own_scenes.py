@@ -528,3 +528,32 @@ def test_names_listed_twice_are_refused(tmp_path):
     first = file.read_text().split()[0]
     file.write_text(file.read_text() + f"{first}\n{first}\n")
     assert f"occur twice, such as {first}" in refusal(open_scenes, f"voc:{folder}", "val", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("layout", "lists"),
+    [
+        ("nyu", ("nyu_train.txt", "nyu_test.txt")),
+        ("voc", ("ImageSets/Segmentation/train.txt", "ImageSets/Segmentation/val.txt")),
+        ("vocboxes", ("ImageSets/Main/train.txt", "ImageSets/Main/val.txt")),
+    ],
+)
+def test_validation_images_in_the_list_of_training_images_are_warned_of(layout, lists, tmp_path):
+    folder = tiny_folder(layout, tmp_path)
+    train, val = (folder / name for name in lists)
+    url, lines = f"{layout}:{folder}", val.read_text().splitlines()
+    assert not open_data("scenes", url, workspace(tmp_path, url)).warnings
+    train.write_text("\n".join([*train.read_text().splitlines(), *lines[:3]]))
+    (warning,) = open_data("scenes", url, workspace(tmp_path, url)).warnings
+    assert f"3 of the {len(lines)} validation images are training images too" in warning
+    train.write_text(val.read_text())
+    (warning,) = open_data("scenes", url, workspace(tmp_path, url)).warnings
+    assert f"{len(lines)} of the {len(lines)}" in warning and check_scenes(url, read_all=True) == 1
+
+
+def test_images_on_which_nothing_is_trained_may_be_in_both_splits(tmp_path):
+    for url in ("tiny-trainval:", f"davis:{tiny_folder('davis', tmp_path)}"):
+        names = tiny_folder("davis", tmp_path) / "ImageSets/2017"
+        (names / "train.txt").write_text((names / "val.txt").read_text())
+        assert not open_data("scenes", url, workspace(tmp_path, url)).warnings
+        assert check_scenes(url, read_all=True) == 0
