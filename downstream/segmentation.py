@@ -9,11 +9,10 @@ import torch
 
 from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from checkpoints.spec import ViTSpec
-from downstream.data.scenes import TINY, SceneSet, check_palettes, open_both
+from downstream.data.scenes import SceneSet, open_both, warn_of_masks
 from downstream.dense_task import FORWARD_BACKWARD, DenseTask, Flops, flops_on_meta, untrained_export
 from downstream.metrics.scores import constant_scores, weighted_scores
 from downstream.models.operators import libraries_used, quiet_libraries
-from engine.printing import say
 from engine.tasks import Metric, Outcome, Workspace, resampled
 
 if TYPE_CHECKING:
@@ -87,10 +86,7 @@ class Segmentation(DenseTask):
         """
         self.check_images(space)
         train, val = open_both(space)
-        warnings = space.world.on_rank0(lambda: _mask_warnings(train, val))
-        if space.world.is_rank0:
-            say(*(f"{train.url}: {line}" for lines in warnings.values() for line in lines), errors=True)
-        return train, val, warnings
+        return train, val, warn_of_masks(space, train, val)
 
     def build_data(self, train: SceneSet, val: SceneSet, spec: FrozenSpec) -> tuple[Any, Any, Any]:
         """Training dataset, validation dataset and metric, objects of mmseg."""
@@ -111,15 +107,6 @@ def window_count(longer: int, shorter: int, crop: int, stride: int) -> int:
     """Number of evaluation windows of an image with these sides in pixels."""
     across, down = (max(0, -(-(side - crop) // stride)) + 1 for side in (longer, shorter))
     return across * down
-
-
-def _mask_warnings(train: SceneSet, val: SceneSet) -> dict[str, list[str]]:
-    """Split -> warnings on its masks. Raises ValueError if they contain one class alone, or their palettes differ."""
-    for scenes in (train, val):
-        scenes.pixels.check()
-    check_palettes(train, val)
-    is_tiny = train.url.startswith(TINY)
-    return {str(scenes.split): [] if is_tiny else scenes.pixels.warnings() for scenes in (train, val)}
 
 
 def segmentation_outcome(

@@ -26,7 +26,7 @@ from engine.errors import option
 from engine.extensions import extensions, load_extension
 from engine.files import folder_atomic, open_regular, read_json, read_regular
 from engine.machine import run_on_core_threads
-from engine.printing import did_you_mean
+from engine.printing import did_you_mean, say
 from engine.progress import Progress
 from engine.tasks import Workspace
 from imagesets.check import ImageFacts, image_facts
@@ -413,6 +413,24 @@ def check_palettes(*splits: SceneSet, video: str | None = None) -> None:
                 f"{second_path}: its palette shows the number {number} as {' '.join(map(str, second))} (red, green, "
                 f"blue), and that of {first_path} as {' '.join(map(str, first))}; {advice}"
             )
+
+
+def warn_of_masks(space: Workspace, *splits: SceneSet) -> dict[str, list[str]]:
+    """Split -> warnings on ignored pixels and absent classes in its masks, which are also printed; none of tiny sets.
+
+    Raises ValueError if a split's masks hold fewer than two classes or cannot be read, or if palettes of masks differ.
+    """
+
+    def read() -> dict[str, list[str]]:
+        for scenes in splits:
+            scenes.pixels.check()
+        check_palettes(*splits)
+        return {scenes.split: [] if scenes.url.startswith(TINY) else scenes.pixels.warnings() for scenes in splits}
+
+    warnings = space.world.on_rank0(read)
+    if space.world.is_rank0:
+        say(*(f"{space.data}: {line}" for lines in warnings.values() for line in lines), errors=True)
+    return warnings
 
 
 def scene_depth(scenes: SceneSet, index: int, size: tuple[int, int]) -> np.ndarray:

@@ -32,7 +32,7 @@ from downstream.frozen.patches import (
     read_labelled_image,
     unpatchify_labels,
 )
-from downstream.frozen.task import UsableScenes, class_areas, normalised_tensor, round_up_to_patch
+from downstream.frozen.task import UsableScenes, best_choice, class_areas, normalised_tensor, round_up_to_patch
 from downstream.metrics.scores import scores
 from engine.neighbours import MIN_NORM, Prepare
 from engine.progress import Progress, with_progress
@@ -154,7 +154,7 @@ class CapiTask(SquareTask):
         for choice, labels in self.predict(self.choices, fitted, selection, space):
             miou[self.choices.index(choice)] = scores(patch_areas(labels, selection))["mIoU"]
         tried = [{**choice, "mIoU": miou[number]} for number, choice in enumerate(self.choices)]
-        best = self.choices[max(range(len(miou)), key=miou.__getitem__)]  # max returns the first of equals
+        best = self.choices[best_choice([entry["mIoU"] for entry in tried], space)]
 
         labelled = patch_rows(file=memory, rows=np.flatnonzero(is_labelled))
         evaluated = patch_rows(file=queries, rows=np.arange(len(queries)))

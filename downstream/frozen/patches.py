@@ -25,13 +25,12 @@ from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
 from downstream.data.reading import loader_processes
-from downstream.data.scenes import SceneSet, layout_of, scene_image, scene_mask
+from downstream.data.scenes import SceneSet, layout_of, scene_image, scene_mask, warn_of_masks
 from downstream.frozen.task import (
     Batches,
     FrozenTask,
     UsableScenes,
     backbone_of,
-    check_classes,
     check_features,
     patch_maps,
     resampled_metrics,
@@ -310,7 +309,7 @@ class SquareTask(FrozenTask):
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         train, val = self.load_scenes(export, space)
-        check_classes(space, train, val)
+        masks = warn_of_masks(space, train.used, val.used)
         memory, queries = self.extract_memory(export, train, space), self.extract_split(export, val, space)
         usable_areas, facts, predict = self.evaluate(memory, queries, space)
         areas = np.zeros((len(val.scenes), *usable_areas.shape[1:]), np.int64)
@@ -329,6 +328,6 @@ class SquareTask(FrozenTask):
         return Outcome(
             metrics=resampled_metrics(partial(self.weighted_metrics, areas), len(areas)),
             arrays={"areas": areas, **previews},
-            facts={"train": train.facts, "val": val.facts, "patches": len(memory), **facts},
+            facts={"train": train.facts, "val": val.facts, "masks": masks, "patches": len(memory), **facts},
             cost={"forwards": memory.forwards + queries.forwards},
         )

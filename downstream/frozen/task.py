@@ -20,7 +20,7 @@ from checkpoints.export import ViTExport
 from checkpoints.flops import forward_flops, frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
-from downstream.data.scenes import SceneSet, check_palettes, check_workspace, open_both
+from downstream.data.scenes import SceneSet, check_workspace, open_both
 from engine.progress import Progress
 from engine.tasks import Metric, Score, Task, Workspace, resampled
 from engine.work import Part, Scale, Work
@@ -42,6 +42,11 @@ class UsableScenes(NamedTuple):
     scenes: SceneSet
     indices: np.ndarray
     skipped: Mapping[str, str]
+
+    @property
+    def used(self) -> SceneSet:
+        """The set of the usable scenes alone."""
+        return self.scenes if len(self.indices) == len(self.scenes) else self.scenes.subset(self.indices, "usable")
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -102,16 +107,14 @@ class FrozenTask(Task):
         return [usable_scenes(scenes, space) for scenes in open_both(space, splits)]
 
 
-def check_classes(space: Workspace, *splits: UsableScenes) -> None:
-    """ValueError if a split's masks hold fewer than two classes or cannot be read, or if palettes of masks differ."""
-
-    def check() -> None:
-        for scenes, indices, _ in splits:
-            used = scenes if len(indices) == len(scenes) else scenes.subset(indices, "usable")
-            used.pixels.check()
-        check_palettes(*(scenes for scenes, _, _ in splits))
-
-    space.world.on_rank0(check)
+def best_choice(mious: Sequence[float], space: Workspace) -> int:
+    """Index of the highest mIoU on the held-out images, the first of equals. ValueError if these have no labels."""
+    if np.isnan(mious).any():
+        raise ValueError(
+            f"{space.data}: no pixel of the held-out training images is of a class, so that they choose nothing; raise "
+            "holdout, or leave out images without labels"
+        )
+    return int(np.argmax(mious))
 
 
 def evaluation_work(scale: Scale, side: int, flops: float, memory: float) -> Work:

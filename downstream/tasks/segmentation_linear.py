@@ -27,13 +27,13 @@ from checkpoints.backbone import Backbone
 from checkpoints.flops import forward_flops
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.listing import IGNORED
-from downstream.data.scenes import SceneSet, scene_image, scene_mask
+from downstream.data.scenes import SceneSet, scene_image, scene_mask, warn_of_masks
 from downstream.frozen.capi import CapiLogistic
 from downstream.frozen.heads import HeadTask
 from downstream.frozen.task import (
     Random,
     backbone_of,
-    check_classes,
+    best_choice,
     class_areas,
     normalise,
     pad_to_patches,
@@ -321,7 +321,7 @@ class SegmentationLinear(HeadTask):
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         train, val = self.load_scenes(export, space)
-        check_classes(space, train, val)
+        mask_warnings = warn_of_masks(space, train.used, val.used)
         count, held_out = len(train.indices), self.holdout_size(len(train.indices))
         if held_out >= count:
             raise ValueError(
@@ -338,7 +338,7 @@ class SegmentationLinear(HeadTask):
             for number, head in enumerate(snapshots):
                 miou = scores(np.stack([areas[number] for areas, _ in results.values()]))["mIoU"]
                 tried.append({"lr": head.lr, "step": head.step, "mIoU": miou})
-            best = max(range(len(tried)), key=lambda number: tried[number]["mIoU"])
+            best = best_choice([entry["mIoU"] for entry in tried], space)
         chosen = snapshots[best]
         if not chosen_on_val:
             results, best = self.evaluate(backbone, [chosen], val, space), 0
@@ -359,6 +359,7 @@ class SegmentationLinear(HeadTask):
             "train": train.facts,
             "val": val.facts,
             "notes": list(dict.fromkeys([*train.scenes.notes, *val.scenes.notes])),
+            "masks": mask_warnings,
             "steps": chosen.step,
             "learning_rate": chosen.lr,
             "tried": tried,

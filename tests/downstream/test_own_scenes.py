@@ -21,6 +21,7 @@ from downstream.data.listing import IGNORED, Listing
 from downstream.data.scenes import check_palettes, decode_scenes, open_scenes, scene_depth, scene_mask, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
 from downstream.layouts.masks import TINY_COLOURS, parse_class_list, read_classes
+from downstream.tasks.dense_knn import PROTOCOLS as DENSE_KNN
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASKRCNN
 from downstream.tasks.segmentation_linear import PROTOCOLS as SEGMENTATION_LINEAR
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as SEGMENTER
@@ -125,16 +126,39 @@ def test_another_class_list_gives_another_fingerprint(tmp_path):
     assert open_scenes(url, "val", tmp_path).fingerprint != before
 
 
-def test_absent_classes_and_ignored_pixels_are_reported(masks_set, tmp_path, capsys, on_terminal):
+@pytest.mark.parametrize(
+    "task",
+    [
+        replace(UPERNET["ade_linear@smoke"].task, steps=1, warmup=0),
+        replace(SEGMENTATION_LINEAR["segmentation_linear@smoke"].task, lr=(1e-2,), kept=1, steps=1, warmup=0),
+        DENSE_KNN["dense_knn@smoke"].task,
+    ],
+    ids=lambda task: task.KEY,
+)
+def test_absent_classes_and_ignored_pixels_are_reported(task, masks_set, tmp_path, capsys, on_terminal):
     store_as_values(masks_set, (0, 1))
     (masks_set / "classes.txt").write_text("ground\ndigit\nunicorn\n")
-    outcome = replace(UPERNET["ade_linear@smoke"].task, steps=1, warmup=0).run(
-        export_of(), workspace(tmp_path, f"masks:{masks_set}", limit=None)
-    )
+    outcome = task.run(export_of(), workspace(tmp_path, f"masks:{masks_set}", limit=None))
     ignored, absent = outcome.facts["masks"]["val"]
-    labelled = outcome.arrays["areas"][..., 2].sum() / (24 * 64 * 96)
-    assert ignored.startswith(f"{100 * (1 - labelled):.1f} %") and "1 of 3 classes, unicorn" in absent
+    masks = [np.asarray(Image.open(path)) for path in masks_set.glob("masks/val/*.png")]
+    share = 100 * np.mean([(mask == 255).mean() for mask in masks])
+    assert ignored.startswith(f"{share:.1f} %") and "1 of 3 classes, unicorn" in absent
     assert f"{ignored}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        replace(SEGMENTATION_LINEAR["segmentation_linear@smoke"].task, lr=(1e-2, 1e-3), kept=1, steps=1, warmup=0),
+        DENSE_KNN["dense_knn@capi_smoke"].task,
+    ],
+    ids=lambda task: task.KEY,
+)
+def test_held_out_images_without_labels_choose_nothing(task, masks_set, tmp_path):
+    for path in sorted(masks_set.glob("masks/train/*.png"))[1:]:
+        Image.new("RGB", Image.open(path).size, (255, 255, 255)).save(path)
+    message = refusal(task.run, export_of(), workspace(tmp_path, f"masks:{masks_set}", limit=None))
+    assert "held-out training images" in message and "holdout" in message
 
 
 def store_as_values(masks_set: Path, values: tuple[int, int], palette: bool = False) -> None:
