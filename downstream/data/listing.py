@@ -117,10 +117,15 @@ class Listing(SceneFiles):
         return "is this the annotation of another version of the set?"
 
     @property
+    def known_values(self) -> list[int]:
+        """The values of a mask file that are of a class or ignored, ascending."""
+        valid = {*range(len(self.classes)), IGNORED}
+        return [value for value, number in enumerate(self.classes_of) if number in valid]
+
+    @property
     def allowed(self) -> str:
         """The values that a mask file may hold, such as "0 to 150, 255"."""
-        valid = {*range(len(self.classes)), IGNORED}
-        values = [value for value, number in enumerate(self.classes_of) if number in valid]
+        values = self.known_values
         starts = [value for value in values if value - 1 not in values]
         ends = [value for value in values if value + 1 not in values]
         return ", ".join(f"{a} to {b}" if a < b else f"{a}" for a, b in zip(starts, ends, strict=True))

@@ -53,6 +53,7 @@ MAX_COUNTED_MASKS = 2000  # masks of a split in which a run counts the pixels of
 
 Colour = tuple[int, ...]  # red, green and blue
 GREY_OF_TWO_CLASSES = (1, 255)  # number and grey in palettes of 0 as black and 1 as white, whose numbers are classes
+GREY_STEPS = {"L;2": 85, "L;4": 17}  # Pillow's modes of grey PNGs of 2 and 4 bits -> grey that the number 1 is read as
 SAVE_NUMBERS = "save them as 8-bit PNG in grey"
 NUMBERS_ARE_CLASSES = (
     f"the numbers are read as classes; {SAVE_NUMBERS}, or list the classes with their colours in classes.txt of "
@@ -360,9 +361,12 @@ def scene_mask(scenes: SceneSet, index: int, size: tuple[int, int] | None = None
     with named_in_errors(path):
         mask = open_image(read_regular(path, MAX_BYTES))
         check_values(mask, coloured)
+        step = GREY_STEPS.get(str(mask.tile[0][3])) if mask.tile else None
         values = np.asarray(mask.convert("RGB") if coloured else mask, np.uint8)
     if mask.mode == "P" and not coloured:
         record_palette(scenes, path, mask)
+    if step and not coloured:
+        check_few_bits(listing, path, values, step)
     if size and values.shape[:2] != tuple(size):
         raise ValueError(
             f"{path}: the mask is {' x '.join(map(str, values.shape[:2]))} pixels and its image {size[0]} x {size[1]}; "
@@ -372,6 +376,17 @@ def scene_mask(scenes: SceneSet, index: int, size: tuple[int, int] | None = None
         return listing.to_classes(values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def check_few_bits(listing: Listing, path: Path, values: np.ndarray, step: int) -> None:
+    """Raise ValueError if a mask of 2 or 4 bits, whose numbers are read as multiples of `step`, may hold numbers that
+    are classes themselves."""
+    numbers = np.unique(values // step)
+    if numbers.any() and {*listing.known_values}.issuperset(numbers.tolist()):
+        raise ValueError(
+            f"{path}: a PNG of fewer than 8 bits, whose number {numbers[-1]} is read as grey {numbers[-1] * step}, "
+            f"while {numbers[-1]} is a class too; {SAVE_NUMBERS}"
+        )
 
 
 def record_palette(scenes: SceneSet, path: Path, mask: Image.Image) -> None:
@@ -384,10 +399,8 @@ def record_palette(scenes: SceneSet, path: Path, mask: Image.Image) -> None:
     is_video = isinstance(scenes.listing, Videos)
     greys = {number: colour[0] for number, colour in used.items() if number != IGNORED}
     if not is_video and all(len(set(colour)) == 1 for colour in palette):
-        valid = {*range(len(scenes.classes)), IGNORED}
-        known = {value for value, label in enumerate(scenes.mask_listing.classes_of) if label in valid}
         others = [pair for pair in greys.items() if pair[0] != pair[1] and pair != GREY_OF_TWO_CLASSES]
-        if others and known.issuperset(greys.values()):
+        if others and {*scenes.mask_listing.known_values}.issuperset(greys.values()):
             number, grey = others[0]
             raise ValueError(f"{path}: its palette shows the number {number} as grey {grey}; {NUMBERS_ARE_CLASSES}")
     for number, colour in used.items():

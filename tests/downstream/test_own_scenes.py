@@ -2,6 +2,8 @@
 
 import json
 import re
+import struct
+import zlib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -242,6 +244,30 @@ def test_grey_palettes_whose_greys_are_other_classes_are_refused(palette, classe
     if refused:
         assert f"{tmp_path}/masks/val/b.png: its palette shows the number" in problems[0]
         assert f"as grey {palette[3] or 255}" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("classes", "refused"),
+    [
+        ("\n".join(f"class {number}" for number in range(18)), True),
+        ("0 ground\n17 thing\n255 other", False),  # as tools save these greys in fewer bits
+        ("0 0 0 ground\n17 17 17 thing\n255 255 255 other", False),
+    ],
+)
+def test_grey_masks_of_four_bits_whose_numbers_are_classes_are_refused(classes, refused, tmp_path):
+    url = write_masks(tmp_path, pairs("a.png", split="train") | pairs("b.png"))
+    (tmp_path / "classes.txt").write_text(classes)
+    rows = b"".join(b"\x00" + bytes([0x01, 0xF0]) * 12 for _ in range(32))  # 0 1 15 0 ...
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", 48, 32, 4, 0, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    content = b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+    (tmp_path / "masks/val/b.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+    scenes = open_scenes(url, "val", tmp_path)
+    if refused:
+        assert "number 15 is read as grey 255" in refusal(scene_mask, scenes, 0)
+    else:
+        assert scene_mask(scenes, 0)[0, :4].tolist() == [0, 1, 2, 0]
 
 
 @pytest.mark.parametrize("layout", ["masks", "ade20k", "davis", "nyu"])
