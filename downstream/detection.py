@@ -110,6 +110,11 @@ class Detection(DetectionSettings, DenseTask):
 
         warnings = self.recipe_warnings(export, train, result.batch)
         warnings += [f"patches are {text}" for text in resized_patches(export.spec).values()]
+        if unlearnt := val.instances.used_categories - train.instances.used_categories:
+            warnings.append(
+                f"{len(unlearnt)} of {len(val.instances.used_categories)} classes with objects in val have none in "
+                f"train, such as {val.instances.categories[min(unlearnt)]}: each counts as an AP of 0"
+            )
         if not uses_masks(train, val):
             warnings.append("objects have only boxes: no mask head was trained")
         facts = {

@@ -302,6 +302,11 @@ class Instances(SceneFiles):
         return any(annotation.get("segmentation") for annotations in self.objects for annotation in annotations)
 
     @cached_property
+    def used_categories(self) -> set[int]:
+        """Ids of the categories that have objects."""
+        return {entry["category_id"] for objects in self.objects for entry in objects if not entry["iscrowd"]}
+
+    @cached_property
     def trainable(self) -> np.ndarray:
         """Indices of the images that training reads: those with an object and sides of at least MIN_SIDE."""
         shorter_sides = [min(entry["width"], entry["height"]) for entry in self.entries]
@@ -318,7 +323,7 @@ class Instances(SceneFiles):
                 f"{self.annotations} and {val.annotations} name other categories; number {number}, {name}, is not the "
                 "same in both"
             )
-        used = {entry["category_id"] for listing in (self, val) for own in listing.objects for entry in own}
+        used = self.used_categories | val.used_categories
         name_of = {number: name for number, name in self.categories.items() if number in used}
         if same := [name for name, count in Counter(name_of.values()).items() if count > 1]:
             numbers = [str(number) for number, name in name_of.items() if name == same[0]]

@@ -11,6 +11,7 @@ from slow_clock import slow_clock
 from torch.nn.functional import fold, interpolate, unfold
 from toy_scenes import PLAIN, SPECS, export_of, kill_at_call, task_refusal, workspace
 
+from downstream.data.scenes import tiny_folder
 from downstream.metrics.scores import average_precisions
 from downstream.models.operators import quiet_libraries
 from downstream.tasks.cascade_coco import PROTOCOLS as CASCADE
@@ -180,3 +181,17 @@ def test_patches_of_14_are_resized_to_16_and_the_result_says_so(tmp_path):
     outcome = replace(MASKRCNN, epochs=1, milestones=()).run(export, workspace(tmp_path, "tiny-coco:", limit=4))
     assert outcome.facts["patches"] == "resized from 14 to 16 px"
     assert any("14 to 16 px" in warning for warning in outcome.facts["warnings"])
+
+
+def test_classes_without_an_object_to_learn_from_are_warned_of(tmp_path):
+    """As when the tools of two people write the names of classes in another case."""
+    folder = tiny_folder("vocboxes", tmp_path)
+    task = replace(MASKRCNN, epochs=1, milestones=())
+    space = workspace(tmp_path, f"vocboxes:{folder}")
+    assert not any("have none in train" in warning for warning in task.run(export_of(), space).facts["warnings"])
+    for name in (folder / "ImageSets/Main/val.txt").read_text().split():
+        path = folder / f"Annotations/{name}.xml"
+        path.write_text(path.read_text().replace("digit 7", "Digit 7"))
+    space = workspace(tmp_path, f"vocboxes:{folder}")
+    (warning,) = (text for text in task.run(export_of(), space).facts["warnings"] if "have none in train" in text)
+    assert "1 of 4 classes" in warning and "Digit 7" in warning
