@@ -102,8 +102,8 @@ def check_truth(truth: GroundTruth) -> None:
             raise ValueError(f"`gnd[{number}]` names image {max(indices)}, beyond the {count} of `imlist`")
         if len(set(indices)) < len(indices):
             raise ValueError(f"`gnd[{number}]` names image {Counter(indices).most_common(1)[0][0]} twice")
-        query = truth["qimlist"][number]
-        if query in index_of and index_of[query] not in groups["junk"]:
+        query, is_scored = truth["qimlist"][number], groups["easy"] or groups["hard"]
+        if is_scored and query in index_of and index_of[query] not in groups["junk"]:
             raise ValueError(
                 f"the query {query!r} is in `imlist` too, so that it finds itself first; name its index there, "
                 f"{index_of[query]}, in `junk` of `gnd[{number}]`"
