@@ -208,8 +208,7 @@ def measured_section(method: str, measured: Mapping[Path, ReportContents], board
         for table in report.tables:
             cells = [table.cells.get(used) for used in columns.values()]
             if any(cells):
-                texts = [cell_text(cell).replace(", ", ",&nbsp;") for cell in cells]  # no line break within an interval
-                rows.append((f"{table.title} on {table.result.data.name}, {table.metrics[0]}", *texts))
+                rows.append((f"{table.title} on {table.result.data.name}, {table.metrics[0]}", *map(cell_text, cells)))
         yield from markdown_rows(("protocol, metric", *columns), rows)
         logs = {used.name: log for used in trained if (log := training_log(record, used))}
         if svg := svg_of(training_figure(logs), f"curves of {method}"):
@@ -423,15 +422,20 @@ def board_links() -> Iterator[str]:
 
 CELL = re.compile(r"<td>.*?</td>", re.DOTALL)
 WORD = re.compile(r"[^\s,]+,?")
+INTERVAL = re.compile(r"\[-?[\d.]+, -?[\d.]+\]")
+WHOLE = r'<span class="whole">\g<0></span>'  # (docs/extra.css)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Hook of mkdocs: let code in tables break at spaces and after commas, not within words (docs/extra.css)."""
+    """Hook of mkdocs: let code in tables break at spaces and after commas, not within words, and intervals nowhere."""
 
     def whole_words(code: re.Match[str]) -> str:
-        return "<code>" + WORD.sub(r'<span class="whole">\g<0></span><wbr>', code[1]) + "</code>"
+        return "<code>" + WORD.sub(f"{WHOLE}<wbr>", code[1]) + "</code>"
 
-    return CELL.sub(lambda cell: re.sub(r"<code>([^<]*)</code>", whole_words, cell[0]), html)
+    def whole_parts(cell: re.Match[str]) -> str:
+        return INTERVAL.sub(WHOLE, re.sub(r"<code>([^<]*)</code>", whole_words, cell[0]))
+
+    return CELL.sub(whole_parts, html)
 
 
 def linked_sources(files: Files) -> set[str]:
