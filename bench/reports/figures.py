@@ -40,9 +40,9 @@ def curve_figures(report: ReportContents, logs: Mapping[str, TrainingLog]) -> "d
     """
     networks = [report.board.names[used] for used in report.overview if report.board.kinds[used] == "measured"]
     baselines = [report.board.names[used] for used in report.overview if used.is_raw_pixels]
-    styles = styles_of([*networks, *(name for name in logs if name not in networks)], baselines)
-    figures = sweep_figures(report, {name: styles[name] for name in [*networks[:MAX_CURVES], *baselines]})
-    if training := training_figure(logs, styles):
+    styles = styles_of(networks[:MAX_CURVES], baselines)
+    figures = sweep_figures(report, styles)
+    if training := training_figure({name: log for name, log in logs.items() if name in styles}, styles):
         figures["pretraining"] = training
     return figures
 

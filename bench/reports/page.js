@@ -13,6 +13,10 @@
   });
   showTheme();
 
+  // The list of protocols lies over the page: it closes when one is chosen.
+  const protocols = document.querySelector(".contents details");
+  protocols?.addEventListener("click", (event) => { if (event.target.closest("a")) protocols.open = false; });
+
   // Buttons in the head of a table sort its rows: numbers by value, texts by alphabet, empty cells always last.
   const sortKey = (cell) => {
     if (cell.dataset.value !== undefined) return Number(cell.dataset.value);
