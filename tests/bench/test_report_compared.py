@@ -81,7 +81,7 @@ def test_each_record_has_a_page_of_its_own(compared, record, tmp_path):
     mine, again = write_site([record, second], tmp_path / "site", back="../boards.html")
     assert (mine.name, again.name) == ("mine.html", "again.html")
     assert "<h1>mine</h1>" in mine.read_text() and "<h1>Other ViTs</h1>" in again.read_text()
-    assert '<p>As in the text, again. <a href="../boards.html">' in again.read_text()
+    assert '<p>As in the text, again. <a href="../boards.html#again">' in again.read_text()
     with pytest.raises(ValueError, match="rename"):
         write_site([record, record], tmp_path / "site")
 
