@@ -114,10 +114,10 @@ def test_the_documentation_shows_the_numbers_of_records(record, monkeypatch, tmp
     links = re.findall(r'href="(?:\.\./)?([^"]*)"', pages["methods/mae.md"] + "".join(site.board_links()))
     assert len(links) == 2 and all((tmp_path / "site" / link).is_file() for link in links)
     leaderboard = {line["name"]: line for line in csv.DictReader((mine / "leaderboard.csv").read_text().splitlines())}
-    for protocol in ("near@x", "linear@x"):
-        (row,) = [text for text in pages["methods/mae.md"].splitlines() if f"`digits/{protocol}`" in text]
+    for task in ("near", "linear"):
+        (row,) = [text for text in pages["methods/mae.md"].splitlines() if f"| {task} (x) on digits, top1 |" in text]
         for name in ("n0", "n1", "n2", "n3"):
-            assert f"| {float(leaderboard[name][f'digits/{protocol}:top1']):.2f} [" in row
+            assert f"| {float(leaderboard[name][f'digits/{task}@x:top1']):.2f} [" in row
     published = pages["methods/moca.md"].partition("## Published")[2]
     assert "knn@moca" in published and "GB" not in published and "minutes_per_epoch" not in published
     assert "<svg" not in pages["methods/mae.md"] and "## Measured" not in pages["methods/dino.md"]
