@@ -1,7 +1,7 @@
 """Settings of both detection tasks, with the numbers of their sources and of their smoke protocols."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from engine.settings import (
     BelowOne,
@@ -12,6 +12,7 @@ from engine.settings import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ReadIf,
     UnitInterval,
 )
 from engine.tasks import Task
@@ -68,11 +69,14 @@ class DetectionSettings(Task):
     # others are first resized to fit one of `crop_short` by `long` and cropped to a window with sides from `crop`.
     # jitter: to fit a square of side `long` times a factor from `jitter`, then cropped to a square of side `long`.
     augment: Literal["scales", "crops", "jitter"] = "crops"
-    short: NonEmpty[PositiveInt] = tuple(range(480, 801, 32))  # shorter sides in pixels, one of which is drawn
+    # shorter sides in pixels, one of which is drawn
+    short: Annotated[NonEmpty[PositiveInt], ReadIf("augment", "scales", "crops")] = tuple(range(480, 801, 32))
     long: PositiveInt = 1333  # largest longer side in pixels
-    crop_short: NonEmpty[PositiveInt] = (400, 500, 600)  # shorter sides in pixels before a window is cropped
-    crop: tuple[PositiveInt, PositiveInt] = (384, 600)  # smallest and largest side of such a window in pixels
-    jitter: FactorRange = (0.1, 2.0)  # range of the random factor
+    # shorter sides in pixels before a window is cropped
+    crop_short: Annotated[NonEmpty[PositiveInt], ReadIf("augment", "crops")] = (400, 500, 600)
+    # smallest and largest side of such a window in pixels
+    crop: Annotated[tuple[PositiveInt, PositiveInt], ReadIf("augment", "crops")] = (384, 600)
+    jitter: Annotated[FactorRange, ReadIf("augment", "jitter")] = (0.1, 2.0)  # range of the random factor
     flip: UnitInterval = 0.5  # probability of a horizontal flip
     # largest longer and shorter side of validation images, in pixels
     val: tuple[PositiveInt, PositiveInt] = (1333, 800)

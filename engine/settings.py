@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import cache
+from functools import cache, reduce
 from itertools import takewhile
 from pathlib import Path
 from types import NoneType, UnionType
@@ -67,6 +67,25 @@ Different = Annotated[tuple[T, ...], Meta(description="different values"), diffe
 OneOrMoreDifferent = Annotated[tuple[T, ...], Meta(min_length=1, description="1 or more different values"), different]
 
 
+class ReadIf:
+    """In the annotation of a setting: another setting must have one of some values, or it is never read.
+
+    `Annotated[PositiveInt, ReadIf("head", "ep")]`; without values: any that switches the other on (not 0, false, none,
+    empty, or only zeros). Several marks must all hold.
+    """
+
+    def __init__(self, setting: str, *values: Any) -> None:
+        self.setting, self.values = setting, values
+
+    def holds(self, value: Any) -> bool:
+        if self.values:
+            return value in self.values
+        return any(value) if isinstance(value, tuple) else bool(value)
+
+    def __str__(self) -> str:
+        return f"{self.setting}={' or '.join(map(setting_text, self.values))}" if self.values else self.setting
+
+
 @dataclass(frozen=True, kw_only=True)
 class Validated:
     """Base of settings: a frozen dataclass whose values are checked against their annotations.
@@ -97,6 +116,29 @@ def validate(settings: Any, refused: Callable[[str, str, Any], ValueError] | Non
                 raise refused(field.name, str(error), value) from None
             raise ValueError(f"{getattr(settings, 'PREFIX', '')}{field.name}={value!r}: {error}") from None
         object.__setattr__(settings, field.name, value if checked == value else checked)
+
+
+def unread(kind: type, values: Mapping[str, Any]) -> dict[str, ReadIf]:
+    """Setting -> the condition that does not hold, of those that are never read. kind: a dataclass; values: by name."""
+    conditions = {
+        name: [mark for mark in getattr(annotations(kind)[name], "__metadata__", ()) if isinstance(mark, ReadIf)]
+        for name in values
+    }
+    return {
+        name: failed[0]
+        for name, marks in conditions.items()
+        if (failed := [mark for mark in marks if not mark.holds(values.get(mark.setting, True))])
+    }
+
+
+def unread_paths(value: Any, prefix: str = "") -> dict[str, str]:
+    """Path -> what it is read with, of the settings of a dataclass and of the dataclasses in it that are never read."""
+    values = {entry.name: getattr(value, entry.name) for entry in fields(value)}
+    paths = {f"{prefix}{name}": str(mark) for name, mark in unread(type(value), values).items()}
+    for name, inner in values.items():
+        if is_dataclass(inner):
+            paths |= unread_paths(inner, f"{prefix}{name}.")
+    return paths
 
 
 def check_fields(kind: type) -> None:
@@ -242,7 +284,8 @@ def changed(value: Any, changes: Mapping[str, str], whose: str = "") -> Any:
     over the old one's values of equal names.
 
     changes: path -> `NAME=VALUE` as the user wrote it. whose: begins a message about several changes together.
-    ValueError names the change that is invalid, or reports which rule between settings the changes together break.
+    ValueError names the change that is invalid or of a setting that is never read, or reports which rule between
+    settings the changes together break.
     """
     hints, values = types_of(value), {}
     for name, kinds in alternatives(value).items():
@@ -252,9 +295,14 @@ def changed(value: Any, changes: Mapping[str, str], whose: str = "") -> Any:
         if path.partition(".")[0] not in values:
             values[path] = setting_value(change, path, hints)
     try:
-        return replaced(value, values)
+        result = replaced(value, values)
     except ValueError as error:
         raise UserError("settings", f"{whose}{error}") from error
+    for path, condition in unread_paths(result).items():
+        if path in values and values[path] != reduce(getattr, path.split("."), value):
+            text = f"{whose}it changes nothing, as it is read only with {condition}: set that too, or leave it out"
+            raise UserError("settings", text, changes[path])
+    return result
 
 
 def setting_value(change: str, path: str, hints: Mapping[str, Any], whose: str = "") -> Any:

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import sqrt
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from checkpoints.spec import ViTSpec
 from engine.settings import (
@@ -18,9 +18,11 @@ from engine.settings import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ReadIf,
     Validated,
     annotations,
     check_fields,
+    unread,
     validate,
 )
 from pretrain.schedules import Constant, CosineTo, Multistep, Schedule, TableCosine, TrainProgress, WarmupCosine, cosine
@@ -36,7 +38,6 @@ class Begins:
     """In the annotation of a method's setting in epochs: they must be fewer than those of the training."""
 
     otherwise: str  # what would never happen
-    switch: str = ""  # a setting that switches this one off with 0
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,6 @@ class Rises:
     """In the annotation of a method's setting in epochs: a training may end before they are over."""
 
     what: str  # does then not reach its final value
-    switch: str = ""  # a setting that switches this one off with 0
 
 
 Mark = TypeVar("Mark", Begins, Rises)
@@ -61,18 +61,20 @@ class Recipe(Validated):
     batch: PositiveInt  # images in an update, over all processes and micro-batches
     lr: PositiveFloat  # peak learning rate at `lr_batch` images in an update
     lr_batch: NonNegativeInt = 256  # images in an update that lr is for; 0: lr is the peak at any batch
-    lr_rule: Rule = "linear"  # how the peak scales with batch / lr_batch: linearly, or with its square root
+    # how the peak scales with batch / lr_batch: linearly, or with its square root
+    lr_rule: Annotated[Rule, ReadIf("lr_batch")] = "linear"
     schedule: Schedule = field(metadata=SCHEDULES)  # schedule of the learning rate
     layer_decay: Fraction = 1.0  # layer-wise learning rate decay: factor from each layer to the one before it
     weight_decay: NonNegativeFloat  # initial weight decay
     # schedule of the weight decay; constant unless the recipe sets it
     weight_decay_schedule: Schedule = field(default_factory=Constant, metadata=SCHEDULES)
     optimizer: Literal["adamw", "lars"] = "adamw"  # optimiser of all parameters
-    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)  # betas of AdamW
-    momentum: BelowOne = 0.9  # momentum of LARS
+    betas: Annotated[tuple[BelowOne, BelowOne], ReadIf("optimizer", "adamw")] = (0.9, 0.999)  # betas of AdamW
+    momentum: Annotated[BelowOne, ReadIf("optimizer", "lars")] = 0.9  # momentum of LARS
     clip: NonNegativeFloat = 0.0  # largest gradient norm; 0: no clipping
     clip_end: NonNegativeFloat = 0.0  # value of clip at the end, reached along half a cosine; 0: clip is constant
-    clip_each: bool = False  # clip the gradient of each parameter by its own norm (DINO utils.py:132-141)
+    # clip the gradient of each parameter by its own norm (DINO utils.py:132-141)
+    clip_each: Annotated[bool, ReadIf("clip")] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,7 +152,8 @@ def marked(kind: type, values: Mapping[str, Any], mark: type[Mark]) -> dict[str,
         for entry in getattr(hint, "__metadata__", ())
         if isinstance(entry, mark)
     }
-    return {name: entry for name, entry in marks.items() if values[entry.switch or name]}
+    never_read = unread(kind, values)
+    return {name: entry for name, entry in marks.items() if values[name] and name not in never_read}
 
 
 def _plain_defaults(settings: Any) -> dict[str, Any]:

@@ -4,9 +4,9 @@ them. Those that all trainings share are in engine/training/schedules.py and are
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from engine.settings import Fraction, NonNegativeFloat, OneOrMore
+from engine.settings import Fraction, NonNegativeFloat, OneOrMore, ReadIf
 from engine.training.schedules import Schedule, ScheduleSettings, TableCosine, TrainProgress, WarmupCosine, half_cosine
 
 __all__ = ["Constant", "CosineTo", "CountedCosine", "Multistep", "Schedule", "TableCosine", "WarmupCosine", "cosine"]
@@ -28,9 +28,11 @@ class Multistep(ScheduleSettings):
     """
 
     warmup: NonNegativeFloat  # epochs of the warm-up
-    start: NonNegativeFloat  # learning rate at the start of the warm-up, as a share of the peak
+    # learning rate at the start of the warm-up, as a share of the peak
+    start: Annotated[NonNegativeFloat, ReadIf("warmup")]
     milestones: tuple[NonNegativeFloat, ...]  # epochs at which the rate is multiplied by `factor`
-    factor: NonNegativeFloat = 0.1  # factor by which the rate is multiplied at each milestone
+    # factor by which the rate is multiplied at each milestone
+    factor: Annotated[NonNegativeFloat, ReadIf("milestones")] = 0.1
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         done, warmup = max(0, progress.step - 1), int(self.warmup * progress.steps_per_epoch)
@@ -46,7 +48,8 @@ class CountedCosine(ScheduleSettings):
     cosine to `floor` at epoch stretch * E."""
 
     warmup: NonNegativeFloat  # epochs of the warm-up
-    start: NonNegativeFloat  # learning rate at the start of the warm-up, as a share of the peak
+    # learning rate at the start of the warm-up, as a share of the peak
+    start: Annotated[NonNegativeFloat, ReadIf("warmup")]
     floor: NonNegativeFloat = 0.0  # learning rate at the end of the cosine
     stretch: OneOrMore = 1.25  # length of the schedule, as a multiple of the training's epochs E
 

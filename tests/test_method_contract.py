@@ -6,9 +6,10 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ from checkpoints.export import ViTExport
 from checkpoints.vit import skip_init
 from engine.extensions import load_extension, source_files
 from engine.seeding import AUGMENT, seeded
-from engine.settings import meanings
+from engine.settings import ReadIf, annotations, meanings
 from pretrain.loop.exporting import exports_in
 from pretrain.loop.images import MicroBatches, load_micro_batches
 from pretrain.loop.learning import Learning
@@ -232,6 +233,36 @@ def test_every_setting_refuses_what_is_of_another_type(name):
 
 
 @pytest.mark.slow
+def changes_of(settings: Any, name: str) -> list[Any]:
+    """The settings with other values of `name`, as far as they are valid."""
+    value, hint = getattr(settings, name), annotations(type(settings))[name]
+    choices = [get_args(part) for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+    values = choices[0] if choices else (tuple(number / 2 for number in value),) if isinstance(value, tuple) else ()
+    changes = []
+    for other in values or (False, True, 0, 1, 2, 48, 0.5):
+        with suppress(ValueError):
+            changes += [replace(settings, **{name: other})] if other != value else []
+    return changes
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_settings_that_are_never_read_change_nothing(name):
+    """What `--set` refuses, although it may be valid. Without a file of DALL-E's, its tokenizer is not switched on."""
+    recipe = small_recipe(name)
+
+    def trained(settings: Any) -> Mapping[str, torch.Tensor]:
+        training = updates(name, replace(recipe, settings=settings))
+        logs = training.run(batches(training.method, plan()), progress(plan()))
+        return training.method.state_dict() | {log: torch.tensor(value) for log, value in logs.items()}
+
+    for setting, hint in annotations(type(recipe.settings)).items():
+        for mark in (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, ReadIf)):
+            states = [recipe.settings, *changes_of(recipe.settings, mark.setting)]  # KeyError: no such setting
+            off = next((state for state in states if not mark.holds(getattr(state, mark.setting))), None)
+            if off and (changes := changes_of(off, setting)):
+                assert same(trained(off), trained(changes[0])), f"{setting} with {mark.setting} switched off"
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_views_are_the_same_however_many_processes_make_them(name):
     recipe = small_recipe(name)

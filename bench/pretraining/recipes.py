@@ -112,12 +112,6 @@ def changes_by_path(recipe: Recipe, texts: Sequence[str], method: str) -> dict[s
     return {path_of(name, recipe, method, exchanged): change for name, change in changes.items()}
 
 
-def unused(recipe: Recipe) -> set[str]:
-    """Settings of the recipe that belong to other optimisers than its own."""
-    by_optimizer = {"adamw": ("betas",), "lars": ("momentum",)}
-    return {name for optimizer, names in by_optimizer.items() if optimizer != recipe.optimizer for name in names}
-
-
 def path_of(name: str, recipe: Recipe, method: str, exchanged: Collection[str] = ()) -> str:
     """The path of the setting that users call `name`. ValueError if there is none.
 

@@ -23,7 +23,6 @@ from bench.pretraining.recipes import (
     choose_recipe,
     method_file,
     names_by_path,
-    unused,
     values_by_path,
 )
 from bench.results.record import TrainingCost
@@ -34,7 +33,7 @@ from engine.errors import UserError, in_one_line, option, spelled
 from engine.extensions import extension_of
 from engine.optional import require
 from engine.printing import millions, say
-from engine.settings import setting_text
+from engine.settings import setting_text, unread_paths
 from engine.tasks import OpenedSets, Outcome, Task, Workspace
 from engine.training.interruptions import Stopped
 from imagesets.sets import ImageSet, open_set, splits_of
@@ -328,7 +327,8 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
     yield f"{chosen.method}, recipe {chosen.label}: {recipe.source}"
     if settings:
         names = names_by_path(recipe)
-        values = {names[path]: value for path, value in values_by_path(recipe).items() if path not in unused(recipe)}
+        never_read = unread_paths(recipe)
+        values = {names[path]: value for path, value in values_by_path(recipe).items() if path not in never_read}
         yield from (f"    {name} = {setting_text(value)}" for name, value in values.items())
     sizes = [sum(p.numel() for p in network.parameters()) for network in (next(iter(encoders.values())).vit, method)]
     trained = sum(p.numel() for p in method.parameters() if p.requires_grad)

@@ -8,7 +8,7 @@ which a run computes once.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from downstream.frozen.task import (
     round_up_to_patch,
 )
 from engine.errors import option
-from engine.settings import PositiveFloat, PositiveInt, ProperFraction
+from engine.settings import PositiveFloat, PositiveInt, ProperFraction, ReadIf
 from engine.tasks import Metric, Outcome, Protocol, Shared, Workspace, smoke_protocol
 from engine.work import Scale, Work
 
@@ -118,9 +118,12 @@ class Discovery(FrozenTask):
     KEY: ClassVar[str] = "discovery"
 
     method: Literal["lost", "tokencut"] = "lost"  # how the object's patches are found
-    k: PositiveInt = 100  # LOST: patches with the fewest similar ones, from which the object grows
-    tau: ProperFraction = 0.2  # TokenCut: cosine above which two patches are similar
-    eps: PositiveFloat = 1e-5  # TokenCut: weight of two patches that are not similar
+    # LOST: patches with the fewest similar ones, from which the object grows
+    k: Annotated[PositiveInt, ReadIf("method", "lost")] = 100
+    # TokenCut: cosine above which two patches are similar
+    tau: Annotated[ProperFraction, ReadIf("method", "tokencut")] = 0.2
+    # TokenCut: weight of two patches that are not similar
+    eps: Annotated[PositiveFloat, ReadIf("method", "tokencut")] = 1e-5
 
     def check_network(self, spec: FrozenSpec) -> None:
         super().check_network(spec)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ from engine.settings import (
     PositiveFloat,
     PositiveInt,
     ProperFraction,
+    ReadIf,
 )
 from engine.tasks import Head, Outcome, Predicts, Protocol, SelectOn, Workspace, as_reported, smoke_protocol
 from engine.training.schedules import FallingOneCycle
@@ -276,7 +277,8 @@ class SegmentationLinear(HeadTask):
     flip: bool = False  # also evaluate mirror images
     kept: PositiveInt = 8  # snapshots of each head, at even intervals of the training; the best is reported
     select: SelectOn = "holdout"  # images that select snapshot and rate: held-out training images, or val
-    holdout: ProperFraction = 0.1  # share of the training images that is held out to select
+    # share of the training images that is held out to select
+    holdout: Annotated[ProperFraction, ReadIf("select", "holdout")] = 0.1
 
     def selecting(self, select: SelectOn) -> "SegmentationLinear":
         return replace(self, select=select) if self.chooses else self

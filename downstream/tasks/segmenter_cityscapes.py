@@ -6,7 +6,7 @@ the splits.
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 
@@ -26,6 +26,7 @@ from engine.settings import (
     OneOrMoreDifferent,
     PositiveFloat,
     PositiveInt,
+    ReadIf,
     check_up_to,
 )
 from engine.tasks import Outcome, Protocol, Workspace, settings_of, smoke_protocol
@@ -57,23 +58,25 @@ class Segmenter(Segmentation):
 
     decoder: Literal["linear", "mask"] = "linear"  # on the frozen network, or a transformer that is trained with it
     images: NonNegativeInt = 100  # training images of each split; 0: all, in one training
-    splits: Different[int] = SEEDS[:3]  # seeds of the splits
+    splits: Annotated[Different[int], ReadIf("images")] = SEEDS[:3]  # seeds of the splits
     # Learning rates to try; of several, that of the best mIoU on the validation images, after the first split.
     lr: OneOrMoreDifferent[PositiveFloat] = (0.001, 0.003, 0.01, 0.03, 0.1)
     floor: NonNegativeFloat = 1e-5  # what the rate falls to, by (1 - step / steps)^0.9
     epochs: PositiveInt = 100  # passes over the training images
     batch: PositiveInt = 8  # images in a step
-    layers: PositiveInt = 1  # blocks of the mask transformer
+    layers: Annotated[PositiveInt, ReadIf("decoder", "mask")] = 1  # blocks of the mask transformer
     # side of training crops and evaluation windows in pixels, up to the next multiple of the patch
     crop: PositiveInt = 768
     stride: PositiveInt = 512  # pixels from one evaluation window to the next
     # longer and shorter side that training images are fitted into, in pixels
     scale: tuple[PositiveInt, PositiveInt] = (2048, 1024)
     ratios: FactorRange = (0.5, 2.0)  # range of the random factor on that
-    drop_path: BelowOne = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
+    # chance of the last block to be skipped; it rises linearly from 0 at the first
+    drop_path: Annotated[BelowOne, ReadIf("decoder", "mask")] = 0.1
     judge_every: PositiveInt = 4  # epochs between evaluations
     report: Literal["best", "last"] = "best"  # evaluation to report: the best on the validation images, or the last
-    recompute: bool = False  # compute activations again in the backward pass, which takes less memory
+    # compute activations again in the backward pass, which takes less memory
+    recompute: Annotated[bool, ReadIf("decoder", "mask")] = False
     size: str = ""  # of the network that the recipe is for (S, B, ...); a result of another one says so
     branch: str = ""  # of a checkpoint that the source evaluates; a result of another one says so
 

@@ -6,7 +6,7 @@ images, predicted in sliding windows.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 
@@ -25,6 +25,7 @@ from engine.settings import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ReadIf,
     check_up_to,
 )
 from engine.tasks import ADDED, Outcome, Protocol, Workspace, settings_of
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 MMSEG_STD = 0.01  # standard deviation of the last layer's initial weights; ours are cut at two of it
+
+
+WITH_UPERNET = ReadIf("head", "upernet")  # a linear head reads the frozen network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,7 @@ class UperNet(Segmentation):
 
     head: Literal["upernet", "linear"] = "upernet"  # or a linear layer on the four maps of the frozen network
     lr: PositiveFloat = 1e-4  # peak learning rate, of the heads
-    layer_decay: Fraction = 0.65  # factor on the rate for every block further from the heads
+    layer_decay: Annotated[Fraction, WITH_UPERNET] = 0.65  # factor on the rate for every block further from the heads
     weight_decay: NonNegativeFloat = 0.05  # weight decay of matrices; biases and norms have none
     steps: PositiveInt = 160000  # steps of the optimizer
     warmup: NonNegativeInt = 1500  # steps over which the rate rises
@@ -64,16 +68,19 @@ class UperNet(Segmentation):
     # longer and shorter side that images are fitted into, in pixels
     scale: tuple[PositiveInt, PositiveInt] = (2048, 512)
     ratios: FactorRange = (0.5, 2.0)  # range of the random factor on that in training
-    drop_path: BelowOne = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
+    # chance of the last block to be skipped; it rises linearly from 0 at the first
+    drop_path: Annotated[BelowOne, WITH_UPERNET] = 0.1
     norm: bool = False  # read all four blocks behind the network's final norm
-    channels: PositiveInt | None = None  # of UPerHead; none: the network's width
-    train_positions: bool = True  # train the position table, resized for the crop
-    decay_tokens: bool = True  # weight decay on that table and the class token, as in the mm codebases
+    channels: Annotated[PositiveInt | None, WITH_UPERNET] = None  # of UPerHead; none: the network's width
+    train_positions: Annotated[bool, WITH_UPERNET] = True  # train the position table, resized for the crop
+    # weight decay on that table and the class token, as in the mm codebases
+    decay_tokens: Annotated[bool, WITH_UPERNET] = True
     # relative position tables: keep one that blocks share, or copy it into each block, which trains it at its own rate,
     # or also add tables of zeros to a network that has none
-    tables: Tables = field(default="shared", metadata=ADDED)
+    tables: Annotated[Tables, WITH_UPERNET] = field(default="shared", metadata=ADDED)
     judge_every: NonNegativeInt = 0  # steps between evaluations; 0: only at the end
-    recompute: bool = False  # compute activations again in the backward pass, which takes less memory
+    # compute activations again in the backward pass, which takes less memory
+    recompute: Annotated[bool, WITH_UPERNET] = False
     size: str = ""  # of the network that the recipe is for (S, B, ...); a result of another one says so
     branch: str = ""  # of a checkpoint that the source evaluates; a result of another one says so
 

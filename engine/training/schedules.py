@@ -10,9 +10,9 @@ Letters: t epochs done, fractional; E epochs of the training; i updates done; N 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
-from engine.settings import NonNegativeFloat, NonNegativeInt, OneOrMore, PositiveFloat, UnitInterval, Validated
+from engine.settings import NonNegativeFloat, NonNegativeInt, OneOrMore, PositiveFloat, ReadIf, UnitInterval, Validated
 
 Pace = Literal["epoch", "iteration"]
 
@@ -91,7 +91,8 @@ class WarmupCosine(ScheduleSettings):
     warmup: NonNegativeFloat  # epochs of the warm-up
     floor: NonNegativeFloat = 0.0  # learning rate at the end of the cosine
     stretch: OneOrMore = 1.0  # end of the cosine, as a multiple of the training's epochs
-    start: NonNegativeFloat = 0.0  # learning rate at the start of the warm-up, as a share of the peak
+    # learning rate at the start of the warm-up, as a share of the peak
+    start: Annotated[NonNegativeFloat, ReadIf("warmup")] = 0.0
 
     def at(self, peak: float, progress: TrainProgress, scale: float = 1.0) -> float:
         if progress.time < self.warmup:

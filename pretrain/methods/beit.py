@@ -7,6 +7,7 @@ B images, L patches, M hidden patches of the whole batch, D width, K codes of th
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,7 +15,16 @@ from torch.nn import functional as F
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.precision import to_float32
-from engine.settings import AreaRange, BelowOne, NonNegativeFloat, PositiveFloat, PositiveInt, TwoOrMore, Validated
+from engine.settings import (
+    AreaRange,
+    BelowOne,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ReadIf,
+    TwoOrMore,
+    Validated,
+)
 from pretrain.method import Encoder, Group, Step, check_encoder, decay_groups
 from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import hidden_tokens
@@ -29,7 +39,7 @@ class Settings(Validated):
     """The defaults are those of ViT-B (beit/README.md), except for the tokenizer."""
 
     tokenizer: str = ""  # file of DALL-E's encoder; "": k-means of patches, fitted to the training images
-    codes: TwoOrMore = 8192  # number of codes of k-means
+    codes: Annotated[TwoOrMore, ReadIf("tokenizer", "")] = 8192  # number of codes of k-means
     num_mask_patches: int = 75  # most patches hidden in an image
     min_mask_patches_per_block: int = 16  # fewest patches of a hidden rectangle, before its sides are rounded
     max_mask_patches_per_block: PositiveInt = 196  # most patches that one rectangle newly hides

@@ -12,7 +12,7 @@ B images, L patches, k visible and M hidden ones in every image, D width, d widt
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from timm.layers import DropPath, Mlp
@@ -30,6 +30,7 @@ from engine.settings import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
+    ReadIf,
     TwoOrMore,
     UnitInterval,
     Validated,
@@ -49,7 +50,7 @@ class Settings(Validated):
     """The defaults are those of CAE-B (scripts/cae_base_800e.sh, tools/run_pretraining.py), but the tokenizer's."""
 
     tokenizer: str = ""  # file of DALL-E's encoder; "": k-means of patches, fitted to the training images
-    codes: TwoOrMore = 8192  # number of codes of k-means
+    codes: Annotated[TwoOrMore, ReadIf("tokenizer", "")] = 8192  # number of codes of k-means
     num_mask_patches: int = 98  # patches hidden in every image
     min_mask_patches_per_block: int = 16  # fewest patches of a hidden rectangle, before its sides are rounded
     decoder_width: PositiveInt = 768  # token width of regressor and decoder

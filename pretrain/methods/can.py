@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from engine.settings import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ReadIf,
     UnitInterval,
     Validated,
 )
@@ -52,7 +53,7 @@ class Settings(Validated):
     noise_std: NonNegativeFloat = 0.05
     noise_dims: int = 128  # number of sinusoids that encode a noise level
     norm_pixels: bool = True  # normalise the target pixels patch by patch, like MAE (the code: off)
-    noisy_target: bool = False  # predict hidden pixels with their noise (the code: on)
+    noisy_target: Annotated[bool, ReadIf("noise_std")] = False  # predict hidden pixels with their noise (the code: on)
     # tokens averaged for the contrastive loss: patches, or patches and class token (the code: all)
     pooled: Literal["patches", "all"] = "patches"
     projector_layers: PositiveInt = 3  # linear layers of the projector (the code: 2)

@@ -31,6 +31,7 @@ from engine.settings import (
     PositiveFloat,
     PositiveInt,
     ProperFraction,
+    ReadIf,
     UnitInterval,
     Validated,
 )
@@ -71,7 +72,8 @@ class Settings(Validated):
     # Sinkhorn-Knopp for each position separately, so that clusters do not encode positions; false: over all patches
     sinkhorn_by_position: bool = True
     mask_shape: HiddenShape = "inverse_block"  # hidden patches: all but a block, a block, or random ones
-    mask_roll: bool = True  # shift the block at random, wrapping around the image's edges
+    # shift the block at random, wrapping around the image's edges
+    mask_roll: Annotated[bool, ReadIf("mask_shape", "inverse_block", "block")] = True
     mask_ratio: ProperFraction = 0.65  # share of the patches that is hidden
     predicted_share: Fraction = 0.05  # share of the hidden patches that is predicted
     predictor_depth: PositiveInt = 12  # blocks of the predictor, which is as wide as the encoder
@@ -80,7 +82,8 @@ class Settings(Validated):
     rotary_lr: NonNegativeFloat = 0.0  # factor on the learning rate of the rotary frequencies; 0: they are fixed
     norm_weight_decay: NonNegativeFloat = 0.01  # weight decay of the norms' gains
     teacher_momentum: UnitInterval = 0.999  # EMA momentum of the teacher after the momentum's warm-up
-    teacher_momentum_start: UnitInterval = 1.0  # EMA momentum at the start of the warm-up; 1: the teacher is fixed
+    # EMA momentum at the start of the warm-up; 1: the teacher is fixed
+    teacher_momentum_start: Annotated[UnitInterval, ReadIf("momentum_warmup")] = 1.0
     teacher_momentum_end: UnitInterval = 1.0  # EMA momentum at the end of the half cosine that follows the warm-up
     momentum_warmup: MomentumWarmup = 0.0  # epochs of the linear warm-up of the momentum
     momentum_cut: Fraction = 0.8  # share of the momentum's half cosine that the training covers

@@ -8,6 +8,7 @@ B images, L patches, P prefix tokens, M hidden patches of the whole batch, D wid
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from engine.settings import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ReadIf,
     UnitInterval,
     Validated,
 )
@@ -61,12 +63,14 @@ class Settings(Validated):
     target_layer_norm_last: bool = True  # normalise each patch over the channels
     post_target_instance_norm: bool = False  # normalise each channel of the average over an image's patches
     post_target_layer_norm: bool = True  # normalise each patch of the average over the channels
-    l1_beta: PositiveFloat = 2.0  # beta of the smooth L1 loss, the difference below which it is quadratic
+    # beta of the smooth L1 loss, the difference below which it is quadratic
+    l1_beta: Annotated[PositiveFloat, ReadIf("l2_loss", False)] = 2.0
     l2_loss: bool = False  # mean squared error instead of the smooth L1 loss
     var_w0: NonNegativeFloat = 0.0  # weight of the penalty on channels that vary too little over the hidden patches
-    var_margin0: NonNegativeFloat = 0.5  # standard deviation below which a channel is penalised
+    # standard deviation below which a channel is penalised
+    var_margin0: Annotated[NonNegativeFloat, ReadIf("var_w0")] = 0.5
     ema_decay: UnitInterval = 0.9998  # tau, EMA momentum of the teacher after its linear ramp
-    ema_decay_init: UnitInterval = 0.999  # EMA momentum at the start of the ramp
+    ema_decay_init: Annotated[UnitInterval, ReadIf("ema_start_at")] = 0.999  # EMA momentum at the start of the ramp
     ema_start_at: NonNegativeInt = 0  # length of the ramp in updates; 0: no ramp
     num_mask_patches: int = 120  # most patches hidden in an image
     min_mask_patches_per_block: int = 16  # fewest patches of a hidden rectangle, before its sides are rounded

@@ -17,7 +17,16 @@ from torch import Tensor, nn
 
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
-from engine.settings import AreaRange, BelowOne, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval, Validated
+from engine.settings import (
+    AreaRange,
+    BelowOne,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ReadIf,
+    UnitInterval,
+    Validated,
+)
 from pretrain.method import Encoder, Method, Step, TrainProgress, check_encoder
 from pretrain.parts.colours import BlurKernel, Colours
 from pretrain.parts.heads import Norm, PrototypeHead, class_tokens, projector_tensors
@@ -43,12 +52,14 @@ class MultiCropSettings(Validated):
     teacher_momentum: UnitInterval = 0.996  # EMA momentum of the teacher at the start of training
     teacher_momentum_end: UnitInterval = 1.0  # EMA momentum of the teacher at the end, reached along half a cosine
     global_scale: AreaRange = (0.4, 1.0)  # least and largest share of the image's area in a global crop
-    local_scale: AreaRange = (0.05, 0.4)  # least and largest share of the image's area in a local crop
-    local_size: PositiveInt = 96  # side of a local crop in pixels
+    # least and largest share of the image's area in a local crop
+    local_scale: Annotated[AreaRange, ReadIf("local_crops")] = (0.05, 0.4)
+    local_size: Annotated[PositiveInt, ReadIf("local_crops")] = 96  # side of a local crop in pixels
     local_crops: NonNegativeInt = 8  # number of local crops of an image; 0: none
     # probability of Gaussian blur in the first global crop, in the second, and in local crops
     blur: tuple[UnitInterval, UnitInterval, UnitInterval] = (1.0, 0.1, 0.5)
-    blur_kernel: BlurKernel = 0  # side of the kernel of torchvision's blur, in pixels; 0: Pillow's blur
+    # side of the kernel of torchvision's blur, in pixels; 0: Pillow's blur
+    blur_kernel: Annotated[BlurKernel, ReadIf("blur")] = 0
     solarise: tuple[UnitInterval, UnitInterval] = (0.0, 0.2)  # probability of solarisation in each global crop
     drop_path: BelowOne = 0.1  # drop path rate of the student's last block
 
@@ -65,11 +76,12 @@ class DistillationSettings(MultiCropSettings):
     fixed_prototypes: bool = True  # the prototypes keep unit length (norm_last_layer)
     freeze_prototypes: FrozenEpochs = 1  # number of first epochs in which the prototypes are frozen
     teacher_temperature: PositiveFloat = 0.04  # temperature of the teacher after its warm-up
-    teacher_temperature_start: PositiveFloat = 0.04  # temperature of the teacher at the start of its warm-up
+    # temperature of the teacher at the start of its warm-up
+    teacher_temperature_start: Annotated[PositiveFloat, ReadIf("teacher_warmup")] = 0.04
     teacher_warmup: TeacherWarmup = 0  # epochs of the linear warm-up of the teacher's temperature
     student_temperature: PositiveFloat = 0.1  # temperature of the student
     center: bool = True  # centre the teacher's outputs; false: the ablation of table 7
-    center_momentum: UnitInterval = 0.9  # EMA momentum of the centre
+    center_momentum: Annotated[UnitInterval, ReadIf("center")] = 0.9  # EMA momentum of the centre
 
 
 class Branch(nn.Module):

@@ -40,6 +40,7 @@ from engine.settings import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ReadIf,
     UnitInterval,
     ascending,
 )
@@ -77,22 +78,26 @@ class MaskedSettings(MultiCropSettings):
     """The defaults are those of configs/ssl_default_config.yaml."""
 
     cls_weight: NonNegativeFloat = 1.0  # weight of the class tokens' loss
-    patch_weight: NonNegativeFloat = 1.0  # weight of the masked patches' loss
+    patch_weight: Annotated[NonNegativeFloat, ReadIf("masked_crops")] = 1.0  # weight of the masked patches' loss
     koleo_weight: NonNegativeFloat = 0.1  # weight of KoLeo on the student's class tokens of global crops
     masked_crops: Literal[0, 1, 2] = 1  # how many of an image's two global crops are masked
-    mask_ratio: MaskRange = (0.1, 0.5)  # least and largest share of a masked crop's patches that is hidden
-    koleo_images: NonNegativeInt = 0  # images with KoLeo's neighbours among them, as a GPU's in the source; 0: all
+    # least and largest share of a masked crop's patches that is hidden
+    mask_ratio: Annotated[MaskRange, ReadIf("masked_crops")] = (0.1, 0.5)
+    # images with KoLeo's neighbours among them, as a GPU's in the source; 0: all
+    koleo_images: Annotated[NonNegativeInt, ReadIf("koleo_weight")] = 0
     patch_lr: NonNegativeFloat = 0.2  # factor on the learning rate of the patch embedding
     layer_scale_init: NonNegativeFloat = 1e-5  # initial value of layer scale, if the encoder has it
     teacher_momentum: UnitInterval = 0.992
     global_scale: AreaRange = (0.32, 1.0)
-    local_scale: AreaRange = (0.05, 0.32)
+    local_scale: Annotated[AreaRange, ReadIf("local_crops")] = (0.05, 0.32)
     drop_path: BelowOne = 0.3  # drop path rate of the student's last block
-    drop_path_uniform: bool = True  # drop_path in all blocks; false: rates rise linearly from 0 in the first block
+    # drop_path in all blocks; false: rates rise linearly from 0 in the first block
+    drop_path_uniform: Annotated[bool, ReadIf("drop_path")] = True
     separate_head: bool = False  # masked patches have their own head; false: they share that of the class tokens
-    patch_head_layers: PositiveInt = 3  # linear layers of the patch head's MLP
-    patch_head_hidden: PositiveInt = 2048  # hidden width of the patch head's MLP
-    patch_bottleneck: PositiveInt = 256  # width of the patch head's output, before its prototypes
+    patch_head_layers: Annotated[PositiveInt, ReadIf("separate_head")] = 3  # linear layers of the patch head's MLP
+    patch_head_hidden: Annotated[PositiveInt, ReadIf("separate_head")] = 2048  # hidden width of the patch head's MLP
+    # width of the patch head's output, before its prototypes
+    patch_bottleneck: Annotated[PositiveInt, ReadIf("separate_head")] = 256
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -252,8 +257,9 @@ def drop_subsets_(vit: ViT, rates: Sequence[float]) -> ViT:
     return vit
 
 
-GramStart = Annotated[NonNegativeInt, Begins("Gram anchoring would never begin", switch="gram_weight")]
-GramRise = Annotated[NonNegativeFloat, Rises("the weight of Gram anchoring", switch="gram_weight")]
+WITH_GRAM = ReadIf("gram_weight")
+GramStart = Annotated[NonNegativeInt, Begins("Gram anchoring would never begin"), WITH_GRAM]
+GramRise = Annotated[NonNegativeFloat, Rises("the weight of Gram anchoring"), WITH_GRAM]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,16 +269,22 @@ class Settings(MaskedSettings, DistillationSettings):
     fixed_prototypes: bool = False  # the prototypes keep unit length
     teacher_temperature: PositiveFloat = 0.07
     teacher_warmup: TeacherWarmup = 30  # epochs over which the teacher's temperature rises, with every update
+    center: Annotated[bool, ReadIf("sinkhorn", False)] = True
+    center_momentum: Annotated[UnitInterval, ReadIf("center"), ReadIf("sinkhorn", False)] = 0.9
     sinkhorn: bool = False  # targets by Sinkhorn-Knopp over all processes; false: by centring and a softmax
-    patch_prototypes: PositiveInt = 131072  # number of prototypes of a separate patch head
+    # number of prototypes of a separate patch head
+    patch_prototypes: Annotated[PositiveInt, ReadIf("separate_head")] = 131072
     gram_weight: NonNegativeFloat = 0.0  # final weight of Gram anchoring; 0: none (DINOv3: 2.0)
     gram_start: GramStart = 1  # epochs before Gram anchoring begins with a first copy of the teacher
     gram_rise: GramRise = 0.0  # epochs over which the weight rises to gram_weight
-    gram_refresh: PositiveInt = 1  # epochs from one copy of the teacher to the next
-    gram_copies: NonNegativeInt = 3  # number of copies made during training; 0: the moving teacher itself is used
-    gram_size: NonNegativeInt = 0  # side in pixels of the Gram teacher's crops; 0: it sees the global crops
+    # epochs from one copy of the teacher to the next
+    gram_refresh: Annotated[PositiveInt, WITH_GRAM, ReadIf("gram_copies")] = 1
+    # number of copies made during training; 0: the moving teacher itself is used
+    gram_copies: Annotated[NonNegativeInt, WITH_GRAM] = 3
+    # side in pixels of the Gram teacher's crops; 0: it sees the global crops
+    gram_size: Annotated[NonNegativeInt, WITH_GRAM] = 0
     # negative similarities in the Gram matrices: keep them, set them to 0 (drop), or only the teacher's (drop_teacher)
-    gram_negatives: Negatives = "keep"
+    gram_negatives: Annotated[Negatives, WITH_GRAM] = "keep"
 
 
 class DinoV2(MaskedDistillation, SelfDistillation):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.distributed import current_world
 from engine.precision import l2_normalize
-from engine.settings import AreaRange, BelowOne, PositiveFloat, PositiveInt, UnitInterval, Validated
+from engine.settings import AreaRange, BelowOne, PositiveFloat, PositiveInt, ReadIf, UnitInterval, Validated
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
 from pretrain.parts.colours import Colours
 from pretrain.parts.heads import mlp
@@ -50,12 +50,13 @@ class Settings(Validated):
     replacement: bool = False  # draw masks with replacement; false: the visible patches of two masks are disjoint
     loss: Literal["byol", "infonce"] = "byol"  # loss between prediction and target (table 6)
     # temperature of InfoNCE, whose negatives are the other images of a forward pass; gradient accumulation leaves fewer
-    temperature: PositiveFloat = 0.2
+    temperature: Annotated[PositiveFloat, ReadIf("loss", "infonce")] = 0.2
     # random crop and flip: shared by student and teacher, independent, or none (a centre crop) (table 4)
     crop: Sharing = "shared"
     # colour augmentation: shared by student and teacher, independent, or none (table 4)
     colour: Sharing = "independent"
-    crop_scale: AreaRange = (0.2, 1.0)  # least and largest share of the image's area in the random crop
+    # least and largest share of the image's area in the random crop
+    crop_scale: Annotated[AreaRange, ReadIf("crop", "shared", "independent")] = (0.2, 1.0)
     projector_hidden: PositiveInt = 4096  # hidden width of projector and predictor
     projector_width: PositiveInt = 256  # output width of projector and predictor
     teacher_momentum: UnitInterval = 0.996  # EMA momentum of the teacher at the start; 1 at the end

@@ -16,7 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from checkpoints.spec import ViTSpec
-from engine.settings import AreaRange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
+from engine.settings import (
+    AreaRange,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ReadIf,
+    UnitInterval,
+)
 from pretrain.method import Step, TrainProgress
 from pretrain.methods.dino import (
     GLOBAL_CROPS,
@@ -49,7 +57,8 @@ class Settings(DistillationSettings):
     teacher_temperature: PositiveFloat = 0.07
     teacher_warmup: TeacherWarmup = 30  # epochs of the warm-up of both temperatures
     patch_temperature: PositiveFloat = 0.07  # temperature of the teacher's outputs for patches, after its warm-up
-    patch_temperature_start: PositiveFloat = 0.04  # temperature of these outputs at the start of its warm-up
+    # temperature of these outputs at the start of its warm-up
+    patch_temperature_start: Annotated[PositiveFloat, ReadIf("teacher_warmup")] = 0.04
     mask_shape: MaskShape = "block"  # masks of BEiT's rectangles, or of random patches (pred_shape)
     # mask ratios, one of which each crop draws; with the default, half of the crops stay unmasked (pred_ratio)
     mask_ratios: tuple[UnitInterval, ...] = (0.0, 0.3)
@@ -60,7 +69,7 @@ class Settings(DistillationSettings):
     cls_weight: NonNegativeFloat = 1.0  # lambda 1, weight of the class tokens' loss
     patch_weight: NonNegativeFloat = 1.0  # lambda 2, weight of the masked patches' loss
     global_scale: AreaRange = (0.25, 1.0)
-    local_scale: AreaRange = (0.05, 0.25)
+    local_scale: Annotated[AreaRange, ReadIf("local_crops")] = (0.05, 0.25)
     local_crops: NonNegativeInt = 10
 
     def __post_init__(self) -> None:

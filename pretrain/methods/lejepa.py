@@ -11,7 +11,7 @@ T points.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from engine.settings import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ReadIf,
     TwoOrMore,
     UnitInterval,
     Validated,
@@ -51,7 +52,8 @@ class Settings(Validated):
     sigreg_weight: UnitInterval = 0.05  # lambda, weight of SIGReg
     convex: bool = True  # weight of the prediction loss: 1 - lambda (the paper); false: 1 (stable-pretraining)
     sigreg_over: Literal["view", "all"] = "view"  # one statistic for each view, or one for all views together
-    centre: Literal["global", "all"] = "global"  # views whose mean projection all views predict
+    # views whose mean projection all views predict
+    centre: Annotated[Literal["global", "all"], ReadIf("local_crops")] = "global"
     directions: PositiveInt = 1024  # S, number of random directions, drawn anew for every update
     points: TwoOrMore = 17  # T, points of the quadrature on [0, t_max]
     t_max: PositiveFloat = 3.0  # upper end of the quadrature
@@ -62,12 +64,14 @@ class Settings(Validated):
     global_crops: PositiveInt = 2  # G, number of global crops of an image
     global_scale: AreaRange = (0.3, 1.0)  # least and largest share of the image's area in a global crop
     local_crops: NonNegativeInt = 6  # number of local crops of an image; 0: none
-    local_scale: AreaRange = (0.05, 0.3)  # least and largest share of the image's area in a local crop
-    local_size: PositiveInt = 96  # side of a local crop in pixels
+    # least and largest share of the image's area in a local crop
+    local_scale: Annotated[AreaRange, ReadIf("local_crops")] = (0.05, 0.3)
+    local_size: Annotated[PositiveInt, ReadIf("local_crops")] = 96  # side of a local crop in pixels
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # filter of the crops; bilinear in both codes
     jitter: Jitter = (0.4, 0.4, 0.2, 0.1)  # strength of the jitter of brightness, contrast, saturation and hue
     blur: UnitInterval = 0.5  # probability of Gaussian blur in a view
-    blur_kernel: BlurKernel = 0  # side of the kernel of torchvision's blur, in pixels; 0: Pillow's blur
+    # side of the kernel of torchvision's blur, in pixels; 0: Pillow's blur
+    blur_kernel: Annotated[BlurKernel, ReadIf("blur")] = 0
     solarise: UnitInterval = 0.2  # probability of solarisation in a view
     drop_path: BelowOne = 0.1  # drop path rate of the encoder's last block
 

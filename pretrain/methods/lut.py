@@ -9,7 +9,7 @@ B images, D width, U units of a mask (patches, or SimMIM's blocks), v visible on
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from engine.settings import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ReadIf,
     UnitInterval,
     Validated,
 )
@@ -60,8 +61,10 @@ class Settings(Validated):
     # simple: resize the short side to image_size, shift by up to crop_padding (the code); random: crop crop_scale of
     # the area (the paper's figure)
     crop: Literal["simple", "random"] = "simple"
-    crop_padding: NonNegativeInt = 4  # pixels of mirrored border into which the simple crop may shift
-    crop_scale: tuple[float, float] = (0.2, 1.0)  # least and largest share of the image's area in the random crop
+    # pixels of mirrored border into which the simple crop may shift
+    crop_padding: Annotated[NonNegativeInt, ReadIf("crop", "simple")] = 4
+    # least and largest share of the image's area in the random crop
+    crop_scale: Annotated[tuple[float, float], ReadIf("crop", "random")] = (0.2, 1.0)
     norm_pixels: bool = True  # normalise the target pixels patch by patch (MAE)
     decoder_width: PositiveInt = 512  # token width of the decoder (MAE)
     decoder_depth: PositiveInt = 8  # blocks of the decoder (MAE)

@@ -7,7 +7,7 @@ B images, L patches, k visible ones, p patch side, D width, d width of the decod
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torchvision.transforms import InterpolationMode
 
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
-from engine.settings import AreaRange, PositiveInt, UnitInterval, Validated
+from engine.settings import AreaRange, PositiveInt, ReadIf, UnitInterval, Validated
 from pretrain.method import Encoder, Method, Step, Views, check_encoder
 from pretrain.parts.colours import Colours
 from pretrain.parts.decoders import TokenDecoder
@@ -53,7 +53,8 @@ class Settings(Validated):
     # crop of random size, of fixed size, or at the centre without flip (table 1e); the last two are cut from an image
     # whose short side is resized to 256/224 of image_size (ours)
     crop: Literal["random", "fixed", "centre"] = "random"
-    crop_scale: AreaRange = (0.2, 1.0)  # least and largest share of the image's area in the crop of random size
+    # least and largest share of the image's area in the crop of random size
+    crop_scale: Annotated[AreaRange, ReadIf("crop", "random")] = (0.2, 1.0)
     colour_jitter: UnitInterval = 0.0  # probability of colour jitter (table 1e; its strength is ours)
     # shape of the mask: random patches, BEiT's rectangles, or all but one patch of each 2 x 2 (table 1f; which of the
     # four stays visible is drawn for each image: ours)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from engine.settings import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ReadIf,
     UnitInterval,
     Validated,
 )
@@ -55,12 +57,13 @@ class Settings(Validated):
     head_norm: Norm = "bn"  # norm after the projection head's hidden layers
     mask_ratio: BelowOne = 0.15  # share of patches hidden in random views (patch_drop)
     # hide the same patches in all images of a forward pass, as in the code; false: different ones in each image
-    shared_mask: bool = True
+    shared_mask: Annotated[bool, ReadIf("mask_ratio")] = True
     random_views: PositiveInt = 1  # masked anchor views of an image, of the encoder's image size
     focal_views: NonNegativeInt = 10  # small anchor views of an image, without mask
-    focal_size: PositiveInt = 96  # side of a focal view, in pixels
+    focal_size: Annotated[PositiveInt, ReadIf("focal_views")] = 96  # side of a focal view, in pixels
     random_scale: AreaRange = (0.3, 1.0)  # least and largest share of the image's area in a random or target view
-    focal_scale: AreaRange = (0.05, 0.3)  # least and largest share of the image's area in a focal view
+    # least and largest share of the image's area in a focal view
+    focal_scale: Annotated[AreaRange, ReadIf("focal_views")] = (0.05, 0.3)
     colour_strength: NonNegativeFloat = 0.5  # strength of the colour jitter (color_jitter_strength)
     blur: UnitInterval = 0.5  # probability of Gaussian blur
     temperature: PositiveFloat = 0.1  # tau, temperature of the anchors' predictions

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from checkpoints.spec import ViTSpec
 from engine.precision import to_float32
-from engine.settings import NonNegativeFloat, PositiveInt, UnitInterval
+from engine.settings import NonNegativeFloat, PositiveInt, ReadIf, UnitInterval
 from pretrain.method import Step
 from pretrain.methods.dino import GLOBAL_CROPS, SMALL, SMOKE, DistillationSettings, SelfDistillation, small_recipes
 from pretrain.methods.dino import RECIPES as DINO
@@ -46,21 +46,29 @@ class Settings(DistillationSettings):
     head_norm: Norm = "bn"  # norm of the projection head
     # patches that may be hidden: those that the teacher's class token attends to least, all (random), or none
     sampling: Literal["attention", "random", "none"] = "attention"
-    low_fraction: UnitInterval = 1 / 8  # share of patches that count as least attended, with sampling=attention
-    mask_chance: UnitInterval = 0.05  # p, the probability that a patch that may be hidden is hidden
-    per: Literal["token", "image"] = "token"  # draw against p for each patch, or once for all patches of an image
-    replace: Literal["mask", "bert"] = "mask"  # replace hidden patches by the mask token, or as BERT does
-    restore: Literal["all", "masked"] = "all"  # pixels to restore: those of the whole image, or of hidden patches
+    # share of patches that count as least attended, with sampling=attention
+    low_fraction: Annotated[UnitInterval, ReadIf("sampling", "attention")] = 1 / 8
+    # p, the probability that a patch that may be hidden is hidden
+    mask_chance: Annotated[UnitInterval, ReadIf("sampling", "attention", "random")] = 0.05
+    # draw against p for each patch, or once for all patches of an image
+    per: Annotated[Literal["token", "image"], ReadIf("sampling", "attention", "random")] = "token"
+    # replace hidden patches by the mask token, or as BERT does
+    replace: Annotated[Literal["mask", "bert"], ReadIf("sampling", "attention", "random")] = "mask"
+    # pixels to restore: those of the whole image, or of hidden patches
+    restore: Annotated[Literal["all", "masked"], ReadIf("restore_weight")] = "all"
     inst_weight: NonNegativeFloat = 1.0  # lambda 1, weight of the instance loss (section 7)
     restore_weight: NonNegativeFloat = 0.6  # lambda 2, weight of the restoration loss (section 7)
-    decoder: Literal["conv", "linear"] = "conv"  # transposed convolutions, or one linear layer for each patch
-    decoder_width: PositiveInt = CONV_CHANNELS  # channels of the conv decoder
-    decoder_norm: bool = True  # batch norms in the conv decoder
+    # transposed convolutions, or one linear layer for each patch
+    decoder: Annotated[Literal["conv", "linear"], ReadIf("restore_weight")] = "conv"
+    # channels of the conv decoder
+    decoder_width: Annotated[PositiveInt, ReadIf("decoder", "conv"), ReadIf("restore_weight")] = CONV_CHANNELS
+    # batch norms in the conv decoder
+    decoder_norm: Annotated[bool, ReadIf("decoder", "conv"), ReadIf("restore_weight")] = True
     # restoration loss: mean absolute difference of all values (mean), mean over pixels of its sum over the channels
     # (pixel), or mean over images of its sum over the image (image)
-    reduction: Reduction = "pixel"
+    reduction: Annotated[Reduction, ReadIf("restore_weight")] = "pixel"
     # statistics by which the head's batch norms normalise local crops: the batch's, or the running ones
-    local_norm: LocalNorm = "batch"
+    local_norm: Annotated[LocalNorm, ReadIf("local_crops")] = "batch"
 
     def __post_init__(self) -> None:
         super().__post_init__()

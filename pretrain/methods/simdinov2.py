@@ -12,7 +12,7 @@ from typing import Annotated
 from torch import Tensor
 
 from checkpoints.spec import ViTSpec
-from engine.settings import AreaRange, BelowOne, NonNegativeFloat, NonNegativeInt, UnitInterval
+from engine.settings import AreaRange, BelowOne, NonNegativeFloat, NonNegativeInt, ReadIf, UnitInterval
 from pretrain.method import Step, TrainProgress
 from pretrain.methods.dino import SMALL_CROPS, SMOKE_CROPS, small_recipes
 from pretrain.methods.dinov2 import RECIPES as DINOV2
@@ -36,7 +36,7 @@ class Settings(CodingRateSettings, MaskedSettings):
     layer_scale_init: NonNegativeFloat = 0.1
     teacher_momentum: UnitInterval = 0.9
     global_scale: AreaRange = (0.4, 1.0)
-    local_scale: AreaRange = (0.05, 0.4)
+    local_scale: Annotated[AreaRange, ReadIf("local_crops")] = (0.05, 0.4)
     drop_path: BelowOne = 0.2
 
 

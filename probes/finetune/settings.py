@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Literal
+from typing import Annotated, Literal
 
 from checkpoints.export import Tables
 from engine.settings import (
@@ -12,6 +12,7 @@ from engine.settings import (
     PositiveFloat,
     PositiveInt,
     ProperFraction,
+    ReadIf,
     UnitInterval,
     Validated,
     check_less,
@@ -41,7 +42,8 @@ class FinetuneSettings(Validated):
     warmup_epochs: NonNegativeFloat = 5.0  # epochs over which the learning rate rises
     schedule: Literal["mae", "beit", "simmim", "deit"] = "mae"  # code whose warm-up and half cosine are used
     floor: NonNegativeFloat = 1e-6  # learning rate at the end
-    start: NonNegativeFloat = 0.0  # learning rate at the start of the warm-up; only for simmim's schedule
+    # learning rate at the start of the warm-up; for the schedules of simmim and deit
+    start: Annotated[NonNegativeFloat, ReadIf("schedule", "simmim", "deit"), ReadIf("warmup_epochs")] = 0.0
     layer_decay: Fraction = 0.65  # factor of the learning rate for each block further from the head
     weight_decay: NonNegativeFloat = 0.05  # weight decay of matrices; biases and norms have none
     decay_tokens: bool = False  # weight decay of class token and position table, too
@@ -56,7 +58,7 @@ class FinetuneSettings(Validated):
     # Train the position table that is added to the patch tokens.
     train_positions: bool = field(default=True, metadata=ADDED)
     # Initial weights of the norm after the mean of the patches, with pool=avg.
-    pooled_norm: PooledNorm = field(default="fresh", metadata=ADDED)
+    pooled_norm: Annotated[PooledNorm, ReadIf("pool", "avg")] = field(default="fresh", metadata=ADDED)
     projector: bool = False  # the head reads the first layer of the pretrained projector
     policy: str = "rand-m9-mstd0.5-inc1"  # timm's name of a RandAugment policy; empty: none
     crop_scale: Fraction = 0.08  # smallest fraction of the image's area in a random crop
@@ -74,7 +76,8 @@ class FinetuneSettings(Validated):
     crop: Fraction = 0.875  # for evaluation, images are resized to image_size / crop, and the centre is taken
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # for resizing in evaluations
     select: Select = "last"  # epoch to report: the last, the best on held-out training images, or the best on val
-    holdout: ProperFraction = 0.05  # fraction of the training images that is held out
+    # fraction of the training images that is held out
+    holdout: Annotated[ProperFraction, ReadIf("select", "holdout")] = 0.05
     judge_every: PositiveInt = 1  # epochs between evaluations
     size: str = ""  # network size of the recipe (S, B, ...); results of other sizes say so
     branch: str = ""  # branch of a checkpoint that the source fine-tunes; results of others say so

@@ -10,14 +10,14 @@ B images of a batch, D width, C classes, G heads of a group, H heads in all, h o
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from engine.optimisers import adapted
-from engine.settings import BelowOne, PositiveFloat, Validated
+from engine.settings import BelowOne, PositiveFloat, ReadIf, Validated
 from engine.training.schedules import Schedule
 
 Optimizer = Literal["sgd", "lars", "msn", "adamw"]
@@ -49,9 +49,9 @@ class HeadSettings(Validated):
     """Settings that all heads share."""
 
     optimizer: Optimizer = "sgd"  # sgd with momentum, LARS, MSN's own SGD, or AdamW
-    momentum: BelowOne = 0.9  # momentum of the optimizer
+    momentum: Annotated[BelowOne, ReadIf("optimizer", "sgd", "lars", "msn")] = 0.9  # momentum of the optimizer
     entry: Entry = "plain"  # norm before a head: none, batch norm without parameters, or MSN's trained layer norm
-    eps: PositiveFloat = 1e-5  # eps of the norm before a head
+    eps: Annotated[PositiveFloat, ReadIf("entry", "batch_norm", "layer_norm")] = 1e-5  # eps of the norm before a head
 
 
 class HeadGroup:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby, product
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from engine.settings import (
     PositiveFloat,
     PositiveInt,
     ProperFraction,
+    ReadIf,
     TwoOrMore,
     check_less,
 )
@@ -95,24 +96,25 @@ class SweepTask(Task):
     lrs: OneOrMoreDifferent[PositiveFloat] = (0.001,)  # learning rates for a batch of 256 images, scaled by batch / 256
     weight_decays: OneOrMoreDifferent[NonNegativeFloat] = (0.0,)  # weight decays of the heads
     norm: bool = True  # apply the network's final norm to features
-    crop_rule: CropRule = "torchvision"  # whose random resized crop: torchvision's or MAE's
-    train_interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # for resizing random crops
+    # whose random resized crop: torchvision's or MAE's
+    crop_rule: Annotated[CropRule, ReadIf("augment")] = "torchvision"
+    # for resizing random crops
+    train_interpolation: Annotated[Literal["bilinear", "bicubic"], ReadIf("augment")] = "bilinear"
     batch: TwoOrMore = 1024  # images of a step; all training images if they are fewer
     epochs: PositiveInt = 100  # passes over the training images
     warmup_epochs: NonNegativeInt = 0  # epochs over which the learning rate rises from 0
     drop_last: bool = False  # leave out the images of an epoch that do not fill a batch
     # number of shards of `wds:` or `parquet:` that are read at a time and shuffled; 0: all images are shuffled
-    shuffle_window: NonNegativeInt = field(default=0, metadata=ADDED)
+    shuffle_window: Annotated[NonNegativeInt, ReadIf("augment")] = field(default=0, metadata=ADDED)
     select: SelectOn = "holdout"  # images that select head and epoch: held-out training images, or validation images
-    holdout: ProperFraction = 0.1  # fraction of the training images that is held out
+    # fraction of the training images that is held out
+    holdout: Annotated[ProperFraction, ReadIf("select", "holdout")] = 0.1
     crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
     interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # for resizing images
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_less(self, "warmup_epochs", "epochs")
-        if self.shuffle_window and not self.augment:
-            raise ValueError(f"shuffle_window={self.shuffle_window} is for heads that train on random crops: leave it")
 
     def epoch_plan(self, images: int) -> tuple[EpochPlan, int]:
         """The plan of an epoch, and the number of held-out images, for a training set of `images`; for forecasts."""

@@ -11,14 +11,14 @@ B: images of a batch. L: patches. T: tokens to which a head attends. D: width.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.progress import Progress
-from engine.settings import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
+from engine.settings import NonNegativeFloat, PositiveFloat, PositiveInt, ReadIf, UnitInterval
 from engine.tasks import ADDED, Protocol, Workspace, as_reported
 from engine.training.schedules import CosineAhead, CosineToTheEnd, Schedule, TableCosine, TrainProgress, WarmupCosine
 from engine.work import Part, Scale, Work
@@ -58,26 +58,23 @@ class Attentive(SweepTask):
     head: Literal["capi", "vjepa2", "ep", "cae", "aim"] = "capi"  # source of head, optimiser and schedule
     # Tokens to which a head attends: the patches, or also the class token; cls for networks without patches.
     readout: Literal["patches", "cls+patches", "cls"] = "patches"
-    blocks: PositiveInt = 1  # for vjepa2: blocks of the head, of which the last is cross-attention
-    attention_heads: PositiveInt = 16  # for vjepa2 and cae; capi's and aim's have a fixed width
-    queries: PositiveInt = 32  # for ep
-    start_lr: NonNegativeFloat = 0.0  # for vjepa2: learning rate at the start of the warm-up, for 256 images
+    # for vjepa2: blocks of the head, of which the last is cross-attention
+    blocks: Annotated[PositiveInt, ReadIf("head", "vjepa2")] = 1
+    # for vjepa2 and cae; capi's and aim's have a fixed width
+    attention_heads: Annotated[PositiveInt, ReadIf("head", "vjepa2", "cae")] = 16
+    queries: Annotated[PositiveInt, ReadIf("head", "ep")] = 32  # for ep
+    # for vjepa2: learning rate at the start of the warm-up, for 256 images
+    start_lr: Annotated[NonNegativeFloat, ReadIf("head", "vjepa2"), ReadIf("warmup_epochs")] = 0.0
     # For vjepa2: learning rate, for 256 images, and weight decay of an additional head, the first of the sweep, which
     # has no warm-up and whose weight decay falls to 0.
     falling: tuple[PositiveFloat, NonNegativeFloat] | None = field(default=None, metadata=ADDED)
     # timm's name of a policy of AutoAugment or RandAugment for the training crops; empty: none.
     policy: Literal["", "original", "rand-m9-mstd0.5-inc1"] = field(default="", metadata=ADDED)
-    erase: UnitInterval = field(default=0.0, metadata=ADDED)  # chance of a rectangle of noise in a crop, with a policy
+    # chance of a rectangle of noise in a crop, with a policy
+    erase: Annotated[UnitInterval, ReadIf("policy")] = field(default=0.0, metadata=ADDED)
     # For capi: number of feature sources, also linear ones, whose heads share one loss. Only heads of one source are
     # trained; those of the others would change nothing for them but the relative size of Adam's eps.
-    sources: PositiveInt = field(default=1, metadata=ADDED)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.erase and not self.policy:
-            raise ValueError(
-                f"erase={self.erase}: it needs a policy, such as rand-m9-mstd0.5-inc1; set one, or erase=0"
-            )
+    sources: Annotated[PositiveInt, ReadIf("head", "capi")] = field(default=1, metadata=ADDED)
 
     @property
     def kinds_by_readout(self) -> dict[str, tuple[FeatureKind, ...]]:

@@ -9,7 +9,7 @@ n: images of a subset. V: validation images that were read. C: classes. D: width
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ import torch
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport
 from engine.rows import Rows
-from engine.settings import Different, Fraction, PositiveInt
+from engine.settings import Different, Fraction, PositiveInt, ReadIf
 from engine.tasks import (
     ADDED,
     Emit,
@@ -96,7 +96,8 @@ class LowShot(FitSettings, PooledTask):
     COST: ClassVar[float] = 1.5  # after k-NN, which extracts the same features
 
     shots: Different[PositiveInt] = (1, 2, 5)  # numbers of training images per class
-    splits: PositiveInt = 3  # random subsets for each number of shots; their mean is reported
+    # random subsets for each number of shots; their mean is reported
+    splits: Annotated[PositiveInt, ReadIf("shots")] = 3
     fractions: Different[Fraction] = (0.01,)  # shares of all training images, class-balanced, one subset each
     # Folder with MSN's lists of images, in place of random subsets; published: the folder of the images.
     lists: str = ""
@@ -104,7 +105,7 @@ class LowShot(FitSettings, PooledTask):
     preprocess: Preprocess = "centre_and_normalise"
     # How images of a class are drawn: nested, fewer shots being part of more, each split by a seed of its own; or by
     # MIEB's permutation, which takes all images of a class that has too few.
-    draws: Draws = field(default="nested", metadata=ADDED)
+    draws: Annotated[Draws, ReadIf("shots")] = field(default="nested", metadata=ADDED)
     pool: Literal["cls", "avg"] = "avg"  # feature: the class token, or the mean of the patches
     layer: int = -1  # block whose output is the feature; -1 is the last
     norm: bool = False  # apply the network's final norm

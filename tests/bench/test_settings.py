@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.run.suites import ChosenProtocol, changed_protocols
+from bench.pretraining.recipes import choose_recipe
+from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from engine.printing import MAX_LISTED, did_you_mean
-from engine.settings import changed, read_changes
+from engine.settings import ReadIf, annotations, changed, read_changes
 from engine.tasks import ADDED, Protocol, Task, settings_of
 
 
@@ -115,3 +116,34 @@ def test_settings_are_json():
     assert settings["k"] == [1]
     assert settings["depth"] is None
     assert settings["folder"] == "here"
+
+
+def protocol_with(suite: str, *texts: str) -> ChosenProtocol:
+    (chosen,) = changed_protocols(choose_protocols(suite, catalogue(suite=suite)), texts)
+    return chosen
+
+
+def test_a_change_of_a_setting_that_is_never_read_is_refused():
+    """It would change no number, and mark the result as that of a modified protocol."""
+    with pytest.raises(ValueError, match=r"^settings=.*blocks.*: attentive@capi: .*read only with head=vjepa2: "):
+        protocol_with("attentive@capi", "attentive.blocks=2")
+    with pytest.raises(ValueError, match=r"read only with policy: "):
+        protocol_with("attentive@capi", "attentive.erase=0.25")
+    with pytest.raises(ValueError, match=r"read only with select=holdout: "):
+        protocol_with("segmentation_linear@dinov3_paper", "segmentation_linear.holdout=0.2")
+    for texts in (["attentive.blocks=2", "attentive.head=vjepa2"], ["attentive.blocks=1"], ["attentive.sources=2"]):
+        protocol_with("attentive@capi", *texts)
+    with pytest.raises(ValueError, match=r"local_size.*read only with local_crops: "):
+        choose_recipe("dino", "smoke", ["local_size=48"])
+    with pytest.raises(ValueError, match=r"momentum.*read only with optimizer=lars: "):
+        choose_recipe("dino", "smoke", ["momentum=0.5"])
+    with pytest.raises(ValueError, match=r"start.*read only with warmup: "):
+        choose_recipe("mae", "smoke", ["schedule.start=0.5", "schedule.warmup=0"])
+    assert choose_recipe("dino", "smoke", ["local_size=8", "local_crops=2"]).recipe.settings.local_size == 8
+
+
+def test_settings_that_others_depend_on_exist():
+    for chosen in catalogue().protocols.values():
+        for name, hint in annotations(type(chosen.task)).items():
+            for mark in (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, ReadIf)):
+                assert hasattr(chosen.task, mark.setting), f"{chosen.name}: {name} depends on {mark.setting}"

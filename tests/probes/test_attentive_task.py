@@ -18,7 +18,7 @@ from imagesets.sets import open_set
 from probes.linear.probe import train_together
 from probes.linear.sweep import ConcurrentSweeps
 from probes.linear.train_transform import TrainTransform
-from probes.tasks.attentive import PROTOCOLS, Attentive
+from probes.tasks.attentive import PROTOCOLS
 from probes.tasks.linear import Linear
 
 TASK = replace(PROTOCOLS["attentive@smoke"].task, epochs=3, lrs=(0.01, 0.03))
@@ -108,9 +108,3 @@ def test_autoaugment_equals_timms_on_any_number_of_threads():
     with ThreadPoolExecutor(4) as pool:
         threaded = list(pool.map(lambda index: ours(images, index), range(64)))
     assert all(torch.equal(pixels, expected) for pixels, expected in zip(threaded, sequential, strict=True))
-
-
-def test_erasing_without_a_policy_is_refused():
-    """It would change nothing, and mark the result."""
-    assert "erase=0.25: it needs a policy" in refusal(Attentive, erase=0.25)
-    assert Attentive(erase=0.25, policy="original").augmentation.erase == 0.25
