@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from engine.settings import Fraction, NonNegativeFloat, OneOrMore, ReadIf
+from engine.settings import Fraction, NonNegativeFloat, OneOrMore, ReadIf, UnitInterval
 from engine.training.schedules import Schedule, ScheduleSettings, TableCosine, TrainProgress, WarmupCosine, half_cosine
 
 __all__ = ["Constant", "CosineTo", "CountedCosine", "Multistep", "Schedule", "TableCosine", "WarmupCosine", "cosine"]
@@ -29,7 +29,7 @@ class Multistep(ScheduleSettings):
 
     warmup: NonNegativeFloat  # epochs of the warm-up
     # learning rate at the start of the warm-up, as a share of the peak
-    start: Annotated[NonNegativeFloat, ReadIf("warmup")]
+    start: Annotated[UnitInterval, ReadIf("warmup")]
     milestones: tuple[NonNegativeFloat, ...]  # epochs at which the rate is multiplied by `factor`
     # factor by which the rate is multiplied at each milestone
     factor: Annotated[NonNegativeFloat, ReadIf("milestones")] = 0.1
@@ -49,7 +49,7 @@ class CountedCosine(ScheduleSettings):
 
     warmup: NonNegativeFloat  # epochs of the warm-up
     # learning rate at the start of the warm-up, as a share of the peak
-    start: Annotated[NonNegativeFloat, ReadIf("warmup")]
+    start: Annotated[UnitInterval, ReadIf("warmup")]
     floor: NonNegativeFloat = 0.0  # learning rate at the end of the cosine
     stretch: OneOrMore = 1.25  # length of the schedule, as a multiple of the training's epochs E
 

@@ -92,7 +92,7 @@ class WarmupCosine(ScheduleSettings):
     floor: NonNegativeFloat = 0.0  # learning rate at the end of the cosine
     stretch: OneOrMore = 1.0  # end of the cosine, as a multiple of the training's epochs
     # learning rate at the start of the warm-up, as a share of the peak
-    start: Annotated[NonNegativeFloat, ReadIf("warmup")] = 0.0
+    start: Annotated[UnitInterval, ReadIf("warmup")] = 0.0
 
     def at(self, peak: float, progress: TrainProgress, scale: float = 1.0) -> float:
         if progress.time < self.warmup:

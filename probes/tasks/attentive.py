@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.progress import Progress
-from engine.settings import NonNegativeFloat, PositiveFloat, PositiveInt, ReadIf, UnitInterval
+from engine.settings import NonNegativeFloat, PositiveFloat, PositiveInt, ReadIf, UnitInterval, check_up_to
 from engine.tasks import ADDED, Protocol, Workspace, as_reported
 from engine.training.schedules import CosineAhead, CosineToTheEnd, Schedule, TableCosine, TrainProgress, WarmupCosine
 from engine.work import Part, Scale, Work
@@ -75,6 +75,10 @@ class Attentive(SweepTask):
     # For capi: number of feature sources, also linear ones, whose heads share one loss. Only heads of one source are
     # trained; those of the others would change nothing for them but the relative size of Adam's eps.
     sources: Annotated[PositiveInt, ReadIf("head", "capi")] = field(default=1, metadata=ADDED)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_up_to(self, "start_lr", "lrs")
 
     @property
     def kinds_by_readout(self) -> dict[str, tuple[FeatureKind, ...]]:

@@ -147,3 +147,9 @@ def test_settings_that_others_depend_on_exist():
         for name, hint in annotations(type(chosen.task)).items():
             for mark in (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, ReadIf)):
                 assert hasattr(chosen.task, mark.setting), f"{chosen.name}: {name} depends on {mark.setting}"
+
+
+@pytest.mark.parametrize("method", ["mae", "simmim", "msn"])
+def test_a_warm_up_from_above_the_peak_is_refused(method):
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        choose_recipe(method, "smoke", ["schedule.start=5"])
