@@ -287,6 +287,7 @@ class TimmModel(ForeignFile):
     preparation: Preparation
     size: tuple[int, int]  # timm's height and width of images in pixels, which need not be multiples of a patch
     tokens: torch.Tensor  # (1, P+L, D), forward_features of the synthetic image
+    pool: str  # timm's global_pool
 
 
 def recognise(file: ForeignFile) -> bool:
@@ -356,6 +357,7 @@ def timm_model(model: torch.nn.Module, reference: str, image_size: int | tuple[i
         preparation=_preparation(model, spec.size[0] / size[0], reference),
         size=size,
         tokens=tokens.clone(),
+        pool=model.global_pool,
     )
 
 
@@ -397,7 +399,13 @@ def _weights_name(names: Collection[str], where: str) -> str:
 
 
 def convert(branch: BranchTensors) -> Conversion:
-    tensors, options = branch.take_trunk(RENAMES), branch.options
+    tensors, options, facts = branch.take_trunk(RENAMES), branch.options, branch.file.facts
+    stated = [facts.get(name) for name in ("args.gp", "args.model_kwargs.global_pool")]  # of timm's train.py
+    for pool in {branch.file.pool} if isinstance(branch.file, TimmModel) else {*stated}:
+        if pool in ("max", "avgmax"):
+            branch.assumed.add(
+                f"the mean of the patches as the network's feature, which is timm's global_pool={pool!r}"
+            )
     if isinstance(branch.file, TimmModel):
         if options.heads or options.statistics or options.architecture:
             raise ValueError("timm says the heads, statistics and architecture of its own models: leave these options")

@@ -112,6 +112,21 @@ STATISTICS = {
 }
 # `resample` in preprocessor_config.json, a number of PIL.Image.Resampling -> interpolation.
 INTERPOLATIONS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
+# Setting of config.json -> timm's names of the tensors that a model has if it is on; of tokens it is their number.
+TENSORS_OF = {
+    "qkv_bias": r"blocks\.\d+\.attn\.q_proj\.bias",
+    "query_bias": r"blocks\.\d+\.attn\.q_proj\.bias",
+    "key_bias": r"blocks\.\d+\.attn\.k_proj\.bias",
+    "value_bias": r"blocks\.\d+\.attn\.v_proj\.bias",
+    "proj_bias": r"blocks\.\d+\.attn\.proj\.bias",
+    "mlp_bias": r"blocks\.\d+\.mlp\..*\.bias",
+    "layer_scale_init_value": r"blocks\.\d+\.gamma_[12]",
+    "use_absolute_position_embeddings": r"pos_embed",
+    "use_relative_position_bias": r"blocks\.\d+\.attn\.relative_position_bias_table",
+    "use_shared_relative_position_bias": r"rel_pos_bias\.relative_position_bias_table",
+    "num_register_tokens": r"reg_token",
+    "n_cls_tokens": r"cls_token",
+}
 SATELLITE_NOTE = "; those of satellite images have 0.430,0.411,0.296,0.213,0.156,0.143"
 Convert = Callable[[BranchTensors, dict[str, Tensor]], tuple[ViTSpec, dict[str, Tensor]]]
 
@@ -191,6 +206,7 @@ def convert(branch: BranchTensors) -> Conversion:
         tensors["pos_embed"] = tensors["pos_embed"].unsqueeze(0)
     if "reg_token" in tensors and not tensors["reg_token"].numel():
         del tensors["reg_token"]
+    _check_config(branch, tensors)
     spec, tensors = KINDS[model_type](branch, join_projections(tensors))
     rows, columns = spec.grid
     is_square_number = model_type.startswith("dinov2") and isqrt(rows * columns) ** 2 == rows * columns
@@ -233,6 +249,20 @@ def _setting(branch: BranchTensors, name: str, default: Any = None) -> Any:
     if value is None:
         raise ValueError(f"config.json has no {name}; take the folder as save_pretrained writes it")
     return value
+
+
+def _check_config(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError if config.json contradicts the tensors, of which the library would then ignore or add some."""
+    for name, pattern in TENSORS_OF.items():
+        facts = branch.file.facts
+        stated = facts.get(f"config.{name}", facts.get(f"config.vision_config.{name}"))
+        present = [tensor for key, tensor in tensors.items() if re.fullmatch(pattern, key)]
+        count = present[0].shape[1] if present and name.endswith("_tokens") else bool(present)
+        if stated is not None and (stated if name.endswith("_tokens") else bool(stated)) != count:
+            raise ValueError(
+                f"config.json says {name}={stated}, and the tensors {count}: correct config.json, or take the folder "
+                "as save_pretrained writes it"
+            )
 
 
 def _sizes(branch: BranchTensors) -> dict[str, Any]:

@@ -204,6 +204,13 @@ class TestArchitecture:
             for named in (options, replace(options, architecture="test_vit")):
                 assert difference(model, load(path, named)) < 1e-4
 
+    @pytest.mark.parametrize("arguments", [{"gp": "max"}, {"model_kwargs": {"global_pool": "avgmax"}}])
+    def test_a_pool_that_an_export_does_not_have_is_noted(self, arguments, tmp_path):
+        state = timm.create_model("test_vit", num_classes=0).state_dict()
+        path = save({"state_dict": state, "arch": "test_vit", "args": Namespace(**arguments)}, tmp_path)
+        export = load(f"timm:{path}", ImportOptions(statistics="half"))
+        assert any("global_pool=" in text for text in export.facts["assumed"])
+
     @pytest.mark.parametrize(
         ("importer", "name", "message"),
         [

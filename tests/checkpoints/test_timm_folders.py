@@ -247,3 +247,14 @@ def test_options_that_the_config_answers_are_refused(tmp_path):
     for options in (dict(heads=2), dict(statistics="half"), dict(architecture="vit_base_patch16_224")):
         with pytest.raises(ValueError, match="leave these options"):
             load(tmp_path, ImportOptions(**options))
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_224", "naflexvit_base_patch16_gap", "eva02_base_patch14_224"])
+@pytest.mark.parametrize("pool", ["max", "avgmax", "avg"])
+def test_a_pool_that_an_export_does_not_have_is_noted(name, pool):
+    sizes = dict(embed_dim=32, depth=2, num_heads=4) | ({} if "naflex" in name else dict(img_size=32, patch_size=8))
+    model = timm.create_model(name, num_classes=0, global_pool=pool, **sizes)
+    size = 32 if "naflex" in name else None
+    export = of_module(model, ImportOptions(image_size=size))
+    noted = [text for text in export.facts.get("assumed", ()) if f"global_pool={pool!r}" in text]
+    assert export.spec.pool == "avg" and len(noted) == (pool != "avg")

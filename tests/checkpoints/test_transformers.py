@@ -186,6 +186,33 @@ def test_configs_that_do_not_fit_are_refused(changes, options, message, tmp_path
     assert re.search(message, refusal(load, tmp_path, ImportOptions(**options)))
 
 
+@pytest.mark.parametrize(
+    ("key", "name", "value"),
+    [
+        ("ViT", "qkv_bias", False),
+        ("DINOv3ViT", "query_bias", False),
+        ("DINOv3ViT", "key_bias", True),
+        ("DINOv3ViT, gated", "value_bias", True),
+        ("DINOv3ViT", "proj_bias", False),
+        ("DINOv3ViT", "mlp_bias", False),
+        ("DINOv3ViT", "num_register_tokens", 3),
+        ("Dinov2WithRegisters", "num_register_tokens", 0),
+        ("Aimv2Vision", "qkv_bias", True),
+        ("Pixio", "n_cls_tokens", 2),
+        ("Beit", "layer_scale_init_value", 0.0),
+        ("Beit", "use_absolute_position_embeddings", True),
+        ("Beit", "use_relative_position_bias", False),
+        ("Beit, shared", "use_shared_relative_position_bias", False),
+    ],
+)
+def test_configs_that_contradict_the_tensors_are_refused(key, name, value, tmp_path):
+    """The library would leave tensors out, or draw them anew."""
+    save(random_model(key), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {name: value}))
+    assert f"config.json says {name}={value}" in refusal(load, tmp_path)
+
+
 def test_a_folder_with_an_adapter_is_refused(tmp_path):
     save(random_model("ViT"), tmp_path)
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4}))
