@@ -21,6 +21,7 @@ from engine.printing import counted, did_you_mean
 from imagesets.listing import (
     HOLD_OUT,
     SPLIT_WORDS,
+    check_minus_one,
     doubtful_classes,
     images_below,
     short_list,
@@ -66,6 +67,9 @@ LABEL_COLUMNS = (
 SEPARATORS = {"space": " ", "comma": ",", "semicolon": ";", "bar": "|"}
 WHOLE_NUMBER = re.compile(r"-?\d+(?:\.0*)?")
 FRACTION = re.compile(r"-?\d*\.\d+(?:[eE][-+]?\d+)?")
+
+INDICATORS = ("0", "1", "True", "False")  # of a column that says which images show a class
+UNSURE = ("-1", "", "None", "nan")  # what else stands there for images about which nothing is known
 
 Columns = Mapping[str, Sequence[Any]]  # name of a column -> its N values
 
@@ -129,6 +133,7 @@ def _names_and_indices(where: str, values: Sequence[Any]) -> tuple[tuple[str, ..
     if are_numbers:
         texts = [text.partition(".")[0] for text in texts]
         names = sorted(set(texts), key=lambda text: (int(text), text))
+        check_minus_one(where, names)
     else:
         names = sorted(set(texts))
     index_of = {name: index for index, name in enumerate(names)}
@@ -256,6 +261,11 @@ def labelled_files(
     values = [row.label for row in rows]
     if all(isinstance(value, list) and len(value) == 1 for value in values):  # one-hot columns: a single label
         values = [value[0] for value in values]
+    elif columns_of_classes := [value for value in values if isinstance(value, list)]:
+        several, none = (sum(is_so(len(value)) for value in columns_of_classes) for is_so in ((1).__lt__, (0).__eq__))
+        notes.append(
+            f"several labels per image: of {counted(len(rows), 'row')} {several} have more than one, {none} none"
+        )
     classes, labels = classes_and_labels(f"{url}: {table_names}", values, separator)
     if duplicates := [file for file, count in Counter(row.file for row in rows).items() if count > 1]:
         raise ValueError(f"{url}: {paths[duplicates[0]]} has two rows in {table_names}; remove all but one")
@@ -357,18 +367,29 @@ def _label_columns(where: str, label: str, columns: Columns) -> list[str]:
     if column := choose_column(where, "label", label, LABEL_COLUMNS, list(columns)):
         return [column]
     indicators = [name for name, values in columns.items() if _is_indicator(values)]
+    for name, values in columns.items():
+        if indicators and name not in indicators and _is_indicator(values, *UNSURE) and _ones(values).any():
+            raise ValueError(
+                f"{where}: column {name} holds -1 or nothing beside 0 and 1; write 0 or 1 for each image, or say which "
+                "columns are classes with '?label=A,B'"
+            )
     return indicators if len(indicators) > 1 else []
 
 
-def _is_indicator(values: Sequence[Any]) -> bool:
-    """Whether a column has only the values 0 and 1, or False and True, as numbers or text."""
-    return len(values) > 0 and {str(value).removesuffix(".0") for value in values} <= {"0", "1", "True", "False"}
+def _is_indicator(values: Sequence[Any], *others: str) -> bool:
+    """Whether a column has only the values 0 and 1, or False and True, as numbers or text, or the `others`."""
+    return len(values) > 0 and {str(value).removesuffix(".0") for value in values} <= {*INDICATORS, *others}
 
 
 def _shown_classes(columns: Columns, names: Sequence[str]) -> list[list[str]]:
     """For each row, the `names` of the columns with a 1."""
-    has_one = np.array([[str(value).removesuffix(".0") in ("1", "True") for value in columns[name]] for name in names])
+    has_one = np.array([_ones(columns[name]) for name in names])
     return [[name for name, is_one in zip(names, row, strict=True) if is_one] for row in has_one.T]
+
+
+def _ones(values: Sequence[Any]) -> np.ndarray:
+    """(N,) bool, which values of a column are 1 or True."""
+    return np.array([str(value).removesuffix(".0") in ("1", "True") for value in values])
 
 
 def _path_in(value: Any, place: str) -> str:

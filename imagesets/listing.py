@@ -138,12 +138,20 @@ def _folders_of(place: str, split: Split) -> list[str]:
     return names
 
 
+def check_minus_one(where: str, classes: Sequence[str]) -> None:
+    """Raise ValueError if the class -1 stands beside 0, as it does where images have no label."""
+    if {"-1", "0"} <= {*classes}:
+        raise ValueError(
+            f"{where}: labels of -1 beside 0 usually mean none; take these images out, or write the classes' names"
+        )
+
+
 def doubtful_classes(classes: Sequence[str]) -> list[str]:
     """Notes on classes whose names seem to be one class, or none: `cat` and `Cat`, `7` and `007`, `nan`."""
     notes = []
     by_name: dict[str, list[str]] = {}
     for name in classes:
-        by_name.setdefault(re.sub(r"[\s_-]+", " ", name.casefold()).strip().lstrip("0"), []).append(name)
+        by_name.setdefault(re.sub(r"(?<=.)[\s_-]+", " ", name.casefold()).strip().lstrip("0"), []).append(name)
     if alike := [names for names in by_name.values() if len(names) > 1]:
         notes.append(f"classes with names alike, {short_list(alike[0])}, count as different: if not, write one name")
     if missing := [name for name in classes if name.casefold() in ("nan", "na", "n/a", "none", "null", "?")]:

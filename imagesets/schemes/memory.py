@@ -17,6 +17,7 @@ from PIL import Image
 from engine.printing import say
 from engine.progress import Progress
 from imagesets.decoding import UnreadableImage, as_rgb, reason_of
+from imagesets.listing import check_minus_one
 from imagesets.selection import held_out_sample, rarest_classes
 from imagesets.sets import ImageSet, Split
 
@@ -283,4 +284,5 @@ def _classes_and_labels(
     values = np.unique(np.concatenate(labels))
     if names and values.dtype.kind in "iu" and values[0] >= 0 and values[-1] < len(names):
         return tuple(map(str, names)), labels
+    check_minus_one(url, [str(value) for value in values])
     return tuple(map(str, values)), [np.searchsorted(values, array) for array in labels]

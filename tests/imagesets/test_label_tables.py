@@ -144,6 +144,36 @@ def test_one_hot_columns_are_one_label(folder, tmp_path):
     assert_same_set(f"folder:{root}", folder)
 
 
+def test_rows_of_one_hot_columns_with_no_or_several_ones_are_noted(folder, tmp_path):
+    """They turn a set of one label an image into one of several."""
+    rows = [[file, *(int(name == column) for column in CLASSES)] for file, name in shuffled_labels()]
+    rows[0][1:], rows[1][1:], rows[2][1:] = (0, 0, 0), (1, 1, 0), (1, 1, 1)
+    root = write_table(folder, tmp_path / "x", SPLIT_FOLDERS, "labels.csv", rows, ("file", *CLASSES))
+    image_set = open_set(f"folder:{root}", "train")
+    assert image_set.has_several_labels
+    assert "several labels per image: of 21 rows 2 have more than one, 1 none" in image_set.notes
+
+
+@pytest.mark.parametrize("value", ["-1", "-1.0", "", "nan"])
+def test_columns_of_classes_with_other_values_are_refused(folder, tmp_path, value):
+    """They would be left out, and their class with them."""
+    rows = [[file, *(int(name == column) for column in CLASSES)] for file, name in shuffled_labels()]
+    rows[0][2] = value
+    root = write_table(folder, tmp_path / "x", SPLIT_FOLDERS, "labels.csv", rows, ("file", *CLASSES))
+    assert f"column {CLASSES[1]} holds" in set_refusal(f"folder:{root}")
+
+
+def test_minus_one_is_a_class_only_without_zero(folder, tmp_path):
+    for numbers in (("-1", "0", "1"), ("-1", "1", "2")):
+        rows = [(file, numbers[CLASSES.index(name)]) for file, name in shuffled_labels()]
+        root = write_table(folder, tmp_path / "".join(numbers), SPLIT_FOLDERS, "labels.csv", rows)
+        if "0" in numbers:
+            assert "labels of -1" in set_refusal(f"folder:{root}")
+        else:
+            image_set = open_set(f"folder:{root}", "train")
+            assert image_set.classes == numbers and not any("alike" in note for note in image_set.notes)
+
+
 def test_rows_without_images_are_refused_and_images_without_rows_are_noted(folder, tmp_path):
     root = write_table(folder, tmp_path / "x", SPLIT_FOLDERS, "labels.csv", shuffled_labels()[2:])
     assert "2 images have no label and are not read" in open_set(f"folder:{root}", "train").notes

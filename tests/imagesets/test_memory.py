@@ -126,6 +126,7 @@ def test_wrong_images_and_labels_are_refused():
     for train, message in [
         ((COLOURS, LABELS[:9]), "10 images and 9 labels"),
         ((COLOURS, LABELS + 0.9), r"labels such as .*0\.9.*float64"),
+        ((COLOURS, np.arange(10) % 3 - 1), "labels of -1 beside 0 usually mean none"),
         ((COLOURS / 1.0, LABELS), "memory:x/train/0: an image of float64 has values from 0 to 255; .*normalisation"),
         ((COLOURS[:, :, :, :2], LABELS), r"an image is a ndarray \(4, 5, 2\) of uint8; give PIL images"),
         ((COLOURS, np.full((10, 2), 3)), "several labels an image are 0, 1 or -1"),
