@@ -38,6 +38,7 @@ from engine.neighbours import MIN_NORM, Prepare
 from engine.progress import Progress, with_progress
 from engine.rows import ChosenRows, Rows, release_pages, row_slices
 from engine.settings import OneOrMoreDifferent, PositiveFloat, PositiveInt, ProperFraction
+from engine.sweeps import edge_warnings
 from engine.tasks import Workspace
 from engine.work import Part, Scale, Work
 
@@ -165,7 +166,9 @@ class CapiTask(SquareTask):
             of_pixels = np.broadcast_to(labels[rows], (queries.per_image, queries.pixels.shape[1]))
             return unpatchify_labels(of_pixels, (grid, grid))
 
-        facts = {"patches": len(labelled.rows), **best, "tried": tried}
+        facts: dict[str, Any] = {"patches": len(labelled.rows), **best, "tried": tried}
+        if warnings := edge_warnings(tried, tried[self.choices.index(best)], "mIoU"):
+            facts["warnings"] = warnings
         return Evaluated(patch_areas(labels, evaluated), facts, predict)
 
 

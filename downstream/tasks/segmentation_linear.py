@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -57,6 +57,7 @@ from engine.settings import (
     ProperFraction,
     ReadIf,
 )
+from engine.sweeps import edge_warnings
 from engine.tasks import Head, Outcome, Predicts, Protocol, SelectOn, Workspace, as_reported, smoke_protocol
 from engine.training.schedules import FallingOneCycle
 from engine.work import Part, Scale
@@ -357,7 +358,7 @@ class SegmentationLinear(HeadTask):
             results, best = self.evaluate(backbone, [chosen], val.subset(positions), space), 0
         masks = preview_arrays(ranked, [results[index][1][best] for index in ranked], "ranked")
         constant, floor = constant_scores(areas)
-        facts = {
+        facts: dict[str, Any] = {
             "train": train.facts,
             "val": val.facts,
             "notes": list(dict.fromkeys([*train.scenes.notes, *val.scenes.notes])),
@@ -372,6 +373,11 @@ class SegmentationLinear(HeadTask):
             },
             "floor": {"prediction": f"{val.scenes.classes[constant]} everywhere", "metrics": floor},
         }
+        rates = [{"lr": head["lr"], "mIoU": head["mIoU"]} for head in tried if head["step"] == chosen.step]
+        if warnings := [
+            line for rate in rates if rate["lr"] == chosen.lr for line in edge_warnings(rates, rate, "mIoU")
+        ]:
+            facts["warnings"] = warnings
         metrics = resampled_metrics(partial(weighted_scores, [areas]), len(areas))
         return Outcome(
             metrics={name: replace(metric, chosen_on_val=chosen_on_val) for name, metric in metrics.items()},

@@ -29,6 +29,7 @@ from engine.settings import (
     ReadIf,
     check_up_to,
 )
+from engine.sweeps import edge_warnings
 from engine.tasks import Outcome, Protocol, Workspace, settings_of, smoke_protocol
 from engine.training.schedules import Polynomial
 
@@ -117,7 +118,10 @@ class Segmenter(Segmentation):
         tried = {lr: self.run_training(self.plan_at(lr, export, splits[0], val, space.seed), space) for lr in self.lr}
         best = max(tried, key=lambda lr: tried[lr].metrics["mIoU"])
         others = [self.run_training(self.plan_at(best, export, split, val, space.seed), space) for split in splits[1:]]
-        facts = self.facts(tried, best) | {"warnings": self.recipe_warnings(export, train, tried[best].batch)}
+        facts = self.facts(tried, best)
+        rates = facts["per_learning_rate"]
+        edges = edge_warnings(rates, next(rate for rate in rates if rate["lr"] == best), "mIoU")
+        facts["warnings"] = [*self.recipe_warnings(export, train, tried[best].batch), *edges]
         chosen_on_val = bool(facts["chosen_on"])
         return segmentation_outcome([tried[best], *others], splits, val, missing_classes, facts, chosen_on_val)
 

@@ -32,6 +32,7 @@ from engine.settings import (
     TwoOrMore,
     check_less,
 )
+from engine.sweeps import edge_warnings
 from engine.tasks import (
     ADDED,
     Emit,
@@ -480,13 +481,16 @@ class Probe:
         for name, head_hits in hits.items():
             for metric, correct in ((name, head_hits.top1), (name.replace("top1", "top5"), head_hits.top5)):
                 metrics[metric] = accuracy(correct, features.indices, len(self.val), chosen_on_val=by_val)
-        _, selection_rows = self.selection_features
+        record = sweep.record(len(self.selection_features[1]))
+        names = ("readout", "lr", "weight_decay", "best")
+        grid = [{name: head[name] for name in names if name in head} for head in record["grid"]]
+        edges = edge_warnings(grid, grid[sweep.best_index], "best", record["selection_images"])
         facts = {
             "train": self.train_facts(sweep),
             "val": features.facts,
             "selection": self.task.select,
-            **sweep.record(len(selection_rows)),
-            "warnings": self.warnings() + sweep.warnings(),
+            **record,
+            "warnings": self.warnings() + sweep.warnings() + edges,
         }
         best, spent = hits["top1"], self.cost(sweep, bears_cost)
         metrics["nll"] = nll_metric(best.nll, features.indices, len(self.val), by_val)

@@ -21,6 +21,7 @@ from engine.machine import run_on_core_threads
 from engine.neighbours import Neighbours, search, search_bytes, unit_rows
 from engine.rows import row_slices
 from engine.settings import Fraction, OneOrMoreDifferent, PositiveFloat, PositiveInt
+from engine.sweeps import edge_warnings
 from engine.tasks import ADDED, Outcome, Protocol, Workspace
 from engine.work import Part, Scale, Work
 from imagesets.decoding import UnreadableImage
@@ -272,6 +273,9 @@ class Knn(PooledTask):
         facts: dict[str, Any] = {"train": gallery.facts, "val": queries.facts, "gallery": len(gallery)}
         if several:
             facts["per_temperature"] = sweep
+            tried = [{"T": entry["T"], "top1": entry["top1"]} for entry in sweep[f"k{ks[0]}"]]
+            chosen = tried[self.temperature.index(self.best_temperature(hits, ks[0]))]
+            warnings = [*warnings, *edge_warnings(tried, chosen, "top1", len(queries))]
         warnings = [*filter(None, warnings), *equal_features_warning(gallery, [self.kind])]
         if dropped := [k for k in self.k if k > len(gallery)]:
             facts["k_beyond_the_gallery"] = dropped

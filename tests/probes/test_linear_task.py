@@ -43,6 +43,12 @@ def test_a_separable_set_is_solved(export, tmp_path):
     assert "33" in warning and "64" in warning
 
 
+def test_a_learning_rate_at_the_edge_of_its_grid_is_a_warning(export, tmp_path):
+    task = replace(SMALL, select="val", readouts=SMALL.readouts[:1], lrs=(1e-4, 1e-2, 1.0))
+    outcome = task.run(export, workspace(tmp_path, "digits:", limit=300))
+    assert any(line.startswith("lr=1 was chosen, the largest of 3") for line in outcome.facts["warnings"])
+
+
 def test_the_chosen_head_is_reported(export, tmp_path):
     """With select=val it is the best of the grid on validation images, which with select=holdout decide nothing."""
     space = workspace(tmp_path, "digits:", limit=300)
