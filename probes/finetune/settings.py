@@ -85,9 +85,6 @@ class FinetuneSettings(Validated):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_less(self, "warmup_epochs", "epochs")
-        for name in ("start", "floor"):
-            if (rate := getattr(self, name)) > self.peak:
-                raise ValueError(f"{name}={rate}: must be no more than the peak, {self.peak:.3g} for lr={self.lr}")
         check_policy(self.policy)
 
     @property

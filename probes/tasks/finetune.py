@@ -281,7 +281,11 @@ class Finetune(FinetuneSettings, Task):
 
     def warnings(self, export: ViTExport, plan: GroupPlan) -> list[str]:
         """Differences between this training and the source's that may change the number, one line each."""
-        warnings = []
+        warnings = [
+            f"{name}={rate:g} is above the peak rate, {self.peak:.3g} with batch={self.batch}: raise lr or batch"
+            for name, rate in (("start", self.start), ("floor", self.floor))
+            if rate > self.peak
+        ]
         size = SIZES.get((export.spec.width, export.spec.depth), export.spec.label)
         if self.size and size != self.size:
             warnings.append(f"the recipe is for ViT-{self.size}, the model is {export.spec.label}")

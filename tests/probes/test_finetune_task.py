@@ -346,6 +346,14 @@ def test_a_model_without_class_token_is_pooled_by_the_mean_patch(tmp_path):
     assert "avg was read for cls" in warning
 
 
+def test_rates_above_the_peak_are_warnings(export, tmp_path):
+    space = workspace(tmp_path, "digits:")
+    for changes in ({"schedule": "simmim", "start": 1.0}, {"floor": 1.0}, {}):
+        task = replace(QUICK, **changes)
+        lines = [line for line in task.warnings(export, task.plan(100, space)[0]) if "peak rate" in line]
+        assert [line.partition("=")[0] for line in lines] == list(changes)[-1:]
+
+
 def test_a_norm_of_the_mean_patch_is_not_applied_to_the_class_token(tmp_path):
     export = ViTExport.from_vit(ViT(replace(export_of_size(16).spec, final_norm="pooled")), Preparation())
     with pytest.raises(ValueError, match=r"add settings=.*finetune.pool"):
