@@ -5,7 +5,7 @@ A task is a frozen, keyword-only dataclass of its settings with `run(export, spa
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -283,9 +283,18 @@ def settings_of(task: Any, complete: bool = False) -> dict[str, Any]:
 
     complete: include settings that were ADDED later and have their defaults.
     """
-    added = {} if complete else {entry.name: entry.default for entry in fields(task) if entry.metadata.get("added")}
-    settings = {name: value for name, value in asdict(task).items() if name not in added or value != added[name]}
-    return json.loads(json.dumps(settings, default=str))
+    added = {} if complete else added_settings(task)
+    return as_json({name: value for name, value in asdict(task).items() if name not in added or value != added[name]})
+
+
+def added_settings(task: Any) -> dict[str, Any]:
+    """The defaults of a task's settings that were ADDED."""
+    return {entry.name: entry.default for entry in fields(task) if entry.metadata.get("added")}
+
+
+def as_json(values: Any) -> Any:
+    """Values as JSON has them: tuples become lists, sets sorted lists, and what else it lacks text."""
+    return json.loads(json.dumps(values, default=lambda value: sorted(value) if isinstance(value, Set) else str(value)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,7 +114,8 @@ def home_page() -> str:
     boards = pretraining_boards()
     paragraphs += [board_figure(boards[0]) if boards else picture, caption]
     above = "\n\n".join(paragraphs)
-    below = "".join(f"\n## {part}" for part in sections if part.partition("\n")[0] in HOME_SECTIONS)
+    by_title = {part.partition("\n")[0]: part for part in sections}
+    below = "".join(f"\n## {by_title[title]}" for title in HOME_SECTIONS)
     above, below = (with_site_links("docs/index.md", part, at="README.md") for part in (above, below))
     return f"{above}\n{CARDS}{below}"
 
@@ -160,7 +161,8 @@ def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
         if published:
             lines.append("## Published\n")
             numbers = (
-                (value.what, f"{value.value:g} {value.unit}", measured_by(value), value.source) for value in published
+                (described(value), f"{value.value:g} {value.unit}", f"`{value.measured_by}`", value.source)
+                for value in published
             )
             lines += markdown_rows(("what", "number", "what measures it here", "source"), numbers)
         lines.append("## Settings\n")
@@ -172,9 +174,9 @@ def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
     return pages
 
 
-def measured_by(value: PublishedValue) -> str:
-    """What measures a published value here, or why nothing does."""
-    return f"`{value.measured_by}`" if value.protocol else f"nothing: {value.note}"
+def described(value: PublishedValue) -> str:
+    """What a published value is of, with a note if no protocol measures it here."""
+    return value.what if value.protocol else f"{value.what} ({value.note})"
 
 
 def method_title(module: ModuleType) -> str:
@@ -401,15 +403,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri == "log.md":
         page.meta["search"] = {"exclude": True}
     if page.file.src_uri == "boards.md":
-        markdown = markdown.replace("\n## ", "\n" + "\n".join(board_links()) + "\n\n## ", 1)
+        markdown = markdown.replace("\n<a id=", "\n" + "\n".join(board_links()) + "\n\n<a id=", 1)
         for board in pretraining_boards()[:1]:
             drawn = {
                 "board.png": board_figure(board),
                 "board-curves.png": figure_on_white(board.curves(), "k-NN accuracy"),
             }
             for file, html in drawn.items():
-                before, _, after = markdown.partition(f"]({file})")
-                markdown = f"{before[: before.rindex('![')]}{html}\n{after}"
+                end = markdown.index(f"]({file})")
+                markdown = f"{markdown[: markdown.rindex('![', 0, end)]}{html}\n{markdown[end + len(f']({file})') :]}"
     return with_site_links(f"docs/{page.file.src_uri}", markdown, at=f"docs/{page.file.src_uri}")
 
 

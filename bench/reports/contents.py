@@ -47,14 +47,14 @@ TASKS = {
     "maskrcnn": "Mask R-CNN",
     "cascade": "Cascade Mask R-CNN",
 }
-READ = {"cls": "class token", "avg": "patches"}  # by a k-NN, under its setting `pool`
+POOLED = {"cls": "class token", "avg": "patches"}  # setting `pool` of a k-NN -> the tokens that it reads
 SPELLED = "AIM BEiT CAE CAPI DINO DINOv2 DINOv3 DeiT ExtreMA LOST LUT MAE MIEB MOCA MSN MST MoCov3 SimMIM TokenCut iBOT"
 SOURCES = {name.lower(): name for name in SPELLED.split()} | {"vjepa2": "V-JEPA 2", "maskfeat": "MaskFeat"}
 
 
 Baseline = Literal["start", "pixels"]
 BASELINES: dict[Baseline, str] = {"start": "their initial weights", "pixels": "raw pixels"}
-OWN: dict[Baseline, str] = {"pixels": "raw pixels", "start": "its initial weights"}  # said of one network
+OWN = {role: BASELINES[role].replace("their", "its") for role in reversed(BASELINES)}  # said of one network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +97,13 @@ class Gain:
 
     @property
     def sentences(self) -> list[str]:
-        """`better than raw pixels by 53.1 points [46.2, 60.0]`, for each baseline."""
-        is_better = {role: self.sign * test.difference > 0 for role, (test, _) in self.tests.items()}
+        """`better than raw pixels by 53.1 points [46.2, 60.0]`, or `not told apart from raw pixels`, for each."""
+        words = {1: "better than", -1: "worse than"}
         return [
-            f"{'better' if is_better[role] else 'worse'} than {OWN[role]} {self.in_words(role)}" for role in self.tests
+            f"{words[sign]} {OWN[role]} {self.in_words(role)}"
+            if (sign := self.significant(role))
+            else f"not told apart from {OWN[role]}"
+            for role in self.tests
         ]
 
 
@@ -260,9 +263,10 @@ def contents(
         updates: name of a network -> updates of its pretraining.
     """
     measured = leaderboard.results
-    merged, trainings = with_trainings_as_seeds(measured), defaultdict(set)
+    merged, trainings = with_trainings_as_seeds(measured) if cache else measured, defaultdict(set)
     for before, after in zip(measured, merged, strict=True):
-        trainings[after.result.group, after.result.checkpoint.key].add(before.result.checkpoint.key)
+        if before.result.status == "ok":
+            trainings[after.result.group, after.result.checkpoint.key].add(before.result.checkpoint.key)
     if cache and any(len(own) > 1 for own in trainings.values()):
         board = leaderboard_with_ties(merged, cache, leaderboard.problems, leaderboard.folder)
         leaderboard = with_published(board) if leaderboard.published else board
@@ -304,7 +308,7 @@ def contents(
         tables=tuple(tables),
         unlabelled_tables=unlabelled(tables, merged, cache) if cache else (),
         overview=tuple(sorted(leaderboard.rows, key=place)),
-        trainings={place: len(own) for place, own in trainings.items()},
+        trainings={key: len(own) for key, own in trainings.items()},
         mean_ranks=means,
         checkpoints=tuple(checkpoint_facts(leaderboard, used, updates or {}) for used in leaderboard.rows),
         results=[stored.result for stored in measured],
@@ -457,8 +461,8 @@ def protocol_in_words(result: Result) -> str:
     task, _, source = result.protocol.name.partition("@")
     first = source.partition("_")[0]
     title = TASKS.get(task, task.replace("_", " "))
-    if title == "k-NN" and (read := READ.get(result.settings.get("pool", ""))):
-        title += f", {read}"
+    if title == "k-NN" and (tokens := POOLED.get(str(result.settings.get("pool")))):
+        title += f", {tokens}"
     return title + (f" ({SOURCES.get(first, first)})" if first else "")
 
 
@@ -506,14 +510,12 @@ def headline(report: ReportContents) -> str:
     if unlabelled := [table for table in report.unlabelled_tables if table.ranks]:
         text += f" Apart from the supervised baseline: {leaders_in_words(unlabelled)}."
     counts = [[report.trainings[table.group, used.key] for used in table.networks] for table in ranked]
-    once = max(own.count(1) for own in counts)
-    single = sum(set(own) == {1} for own in counts)  # protocols with one training of each network
-    if once:
-        in_some = f"One training each in {single} of {counted(len(ranked), 'protocol')}"
-        text += " One training each" if single == len(ranked) else f" {in_some}" if single else ""
-        text += "" if single else f" {counted(once, 'network')} with one training"
-        text += ": seeds can change the order."
-    if single < len(ranked):
+    once = [own.count(1) for own in counts]  # networks of each protocol with one training
+    is_each = all(number == len(own) for number, own in zip(once, counts, strict=True))
+    span = counted(max(once), "network") if min(once) == max(once) else f"{min(once)} to {max(once)} networks"
+    if any(once):
+        text += f" {'One training each' if is_each else f'{span} with one training'}: seeds can change the order."
+    if not is_each:
         text += " The tests resample images, not trainings, so they do not cover variation between trainings."
     return text
 
@@ -550,7 +552,7 @@ def leaders_in_words(tables: Sequence[ReportTable]) -> str:
 
 
 def gains_in_words(report: ReportContents) -> str:
-    """Where each network beats raw pixels and its initial weights, and where not; "" if nothing was compared."""
+    """Where each network beats raw pixels and its initial weights, and where not; "" if none beats any."""
     sentences = []
     for used, name in report.board.names.items():
         gains = {
@@ -563,7 +565,8 @@ def gains_in_words(report: ReportContents) -> str:
             missed = [place for place, gain in compared.items() if gain.significant(role) <= 0]
             if len(compared) > 1:
                 text = f"{name} beats {baseline} in {len(compared) - len(missed)} of {len(compared)} protocols"
-                sentences.append(text + (f", not in {in_words(missed)}." if missed else "."))
+                more = [counted(len(missed) - MAX_NAMED, "other")] if missed[MAX_NAMED:] else []
+                sentences.append(text + (f", not in {in_words([*missed[:MAX_NAMED], *more])}." if missed else "."))
             elif compared.keys() - missed:
                 ((place, gain),) = compared.items()
                 sentences.append(f"{name} beats {baseline} {gain.in_words(role)} in {place}.")
@@ -582,8 +585,9 @@ def verdict(table: ReportTable) -> str:
     elif len(leaders) == 1:
         tested, others = len(table.ranks) - 1, len(table.networks) - 1
         than = "every other" if table.all_tested else f"{tested} of the {others} others, which could be tested,"
-        than += " whose number is not doubted" * (table.all_tested and table.doubted > 0)
         text = f"{leaders[0]} leads {on}: better than {than} by a paired test on the same images (5 %, Holm)."
+        if table.all_tested and table.doubted:
+            text += f" Not compared: {counted(table.doubted, 'network')} whose number is doubted."
     elif len(leaders) == len(table.networks):
         text = f"None of the differences between the {len(leaders)} networks is significant {on}."
     else:

@@ -349,11 +349,13 @@ def owners_of(texts: Iterable[tuple[Result, str]], labels: Mapping[Key, str]) ->
 def notes_on_settings(results: Sequence[Result], labels: Mapping[Key, str]) -> Iterator[str]:
     """A sentence for each setting that results of one version of the protocol do not share, as after an edit of it."""
     for name in dict.fromkeys(chain.from_iterable(result.settings for result in results)):
-        values = ((result, short(result.settings[name])) for result in results if name in result.settings)
-        owners = owners_of(values, labels)
-        if len(owners) > 1:
-            texts = "; ".join(f"{value} of {in_words(own)}" for value, own in owners.items())
-            yield f"Not comparable, as the protocol was changed under the same version: {name} is {texts}."
+        of_setting = [result for result in results if name in result.settings]
+        values = [result.settings[name] for result in of_setting]
+        first = {values.index(value): short(value) for value in reversed(values)}  # 1 and 1.0 have one text
+        if len(first) > 1:
+            texts = ((result, first[values.index(result.settings[name])]) for result in of_setting)
+            listed = "; ".join(f"{value} of {in_words(own)}" for value, own in owners_of(texts, labels).items())
+            yield f"Not comparable, as the protocol was changed under the same version: {name} is {listed}."
 
 
 def notes_on_copies(results: Iterable[Result], labels: Mapping[Key, str]) -> Iterator[str]:

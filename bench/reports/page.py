@@ -25,7 +25,7 @@ from bench.statistics.significance import paired_tests
 from engine.printing import html_template, printable
 
 HERE = Path(__file__).parent
-FEW = 3  # up to so many trained networks, rows of initial weights are shown from the start
+MAX_WITH_STARTS = 3  # up to so many trained networks, rows of initial weights are shown from the beginning
 
 
 def report_page(out: Path, published: bool = False, pictures: bool = True, introduction: str = "") -> str:
@@ -101,7 +101,7 @@ def page_of(
         troubles=troubles(report.board),
         facts={checkpoint["name"]: checkpoint for checkpoint in report.checkpoints},
         costs=list(dict.fromkeys(name for checkpoint in report.checkpoints for name in checkpoint["cost"])),
-        few=list(report.board.kinds.values()).count("measured") <= FEW,
+        shows_starts=list(report.board.kinds.values()).count("measured") <= MAX_WITH_STARTS,
         initials={used for used, kind in report.board.kinds.items() if kind == "initial"},
         drawn=[table for table in report.tables if table.has_intervals and table.networks],
         results=packed(results),

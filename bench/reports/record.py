@@ -149,7 +149,7 @@ def _public_content(path: Path, left_out: str = "", arrays_sha256: str = "") -> 
     """A file's content without the folders of this machine; arrays are unchanged, and one of a result may be left out.
 
     Logs of trainings are thinned, and exports lack the activations by which they are checked, which need the weights.
-    ValueError if one of the arrays is left out and they are not those of the result (`Result.arrays_sha256`).
+    ValueError for arrays that are not those of the result (`Result.arrays_sha256`).
     """
     if path.suffix == ".json":
         content = without_folders(read_json(path))
@@ -158,13 +158,11 @@ def _public_content(path: Path, left_out: str = "", arrays_sha256: str = "") -> 
             content["arrays"].remove(left_out)
             content["arrays_sha256"] = ""
         return json_of(content)
-    if path.suffix == ".npz" and left_out:
-        arrays = read_arrays(path.with_suffix(".json"), arrays_sha256)
-        return npz_of({name: values for name, values in arrays.items() if name != left_out})
-    data = read_regular(path)
     if path.suffix == ".npz":
-        return data
-    text = data.decode("utf-8", "replace")
+        arrays = read_arrays(path.with_suffix(".json"), arrays_sha256) if left_out or arrays_sha256 else {}
+        kept = {name: values for name, values in arrays.items() if name != left_out}
+        return npz_of(kept) if left_out else read_regular(path)
+    text = read_regular(path).decode("utf-8", "replace")
     return without_folders(thinned_log(text) if path.name == LOG else text).encode()
 
 

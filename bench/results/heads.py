@@ -79,11 +79,11 @@ def read_head(path: Path) -> HeadFile:
     return head
 
 
-def is_kept(path: Path, data: DataUsed, settings: Mapping[str, Any]) -> bool:
-    """Whether a head that was trained on these images with these settings is at `path`."""
+def is_kept(path: Path, data: DataUsed, task: Task) -> bool:
+    """Whether a head that was trained on these images with the settings of this task is at `path`."""
     try:
         result = read_head(path).result
     except UserError:
         return False
     is_on_images = result.data.fingerprints == data.fingerprints and not data.differ_from(result.data)
-    return is_on_images and not result.changed_since(settings)
+    return is_on_images and not result.changed_since(task)

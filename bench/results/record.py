@@ -22,7 +22,7 @@ import numpy as np
 
 from engine.errors import option
 from engine.files import digest, open_regular, read_json, write_atomic
-from engine.tasks import Workspace
+from engine.tasks import Task, Workspace, added_settings, as_json, settings_of
 from imagesets.sets import contents_differ
 
 # Field of TrainingCost -> its unit in texts.
@@ -329,10 +329,11 @@ class Result:
         """Metrics that one of the task's warnings, `METRIC: reason`, is about."""
         return self.metrics.keys() & {warning.partition(":")[0] for warning in self.facts.get("warnings", ())}
 
-    def changed_since(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings that had another value than in `settings`, the protocol's own now; those added or removed since do
-        not count."""
-        return {name: value for name, value in self.settings.items() if settings.get(name, value) != value}
+    def changed_since(self, task: Task) -> dict[str, tuple[Any, Any]]:
+        """Setting -> its value then and that of the task now, where they differ; those that only one of them has do not
+        count."""
+        before, now = as_json(added_settings(task)) | dict(self.settings), settings_of(task, complete=True)
+        return {name: (before[name], now[name]) for name in before if name in now and before[name] != now[name]}
 
     @property
     def conditions(self) -> dict[str, Any]:

@@ -161,8 +161,10 @@ def write_predictions(head: LoadedHead, images: ImageSet, out: Path) -> Path:
         write_atomic(state, msgspec.json.encode({**identity, "contents": contents or images.contents}) + b"\n")
         rows = Rows(head.file, images, out)
         complete = complete_rows(table, rows.header)
-        names = (name_of(images, index) for index in range(len(images)))
-        if complete[0] != rows.header or any(row[0] != next(names, None) for row in complete[1:]):
+        done_before = [row[0] for row in complete[1:]]
+        expected = [name_of(images, index) for index in range(min(len(done_before), len(images)))]
+        is_changed = isinstance(images.images, FileImages) and done_before != expected  # others' names have their place
+        if complete[0] != rows.header or is_changed:
             raise UserError("out", f"the rows of its {TABLE} were changed since: choose a new folder", out)
         write_atomic(table, in_bytes(complete))
         with open(table, "ab") as file, Progress(f"predicting {images.url}", len(images)) as progress:

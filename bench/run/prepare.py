@@ -44,7 +44,7 @@ from engine.errors import UserError, in_one_line, option
 from engine.extensions import extensions, warn_of
 from engine.files import sha256_of_file
 from engine.printing import millions, say
-from engine.tasks import Workspace, settings_of
+from engine.tasks import Task, Workspace, settings_of
 from engine.work import Scale, Work
 from imagesets.sets import MissingSplit, open_set, open_uncached, parse_url
 
@@ -447,7 +447,7 @@ def _job(
     stem = result_stem(protocol, settings, replace(space, limit=limit), pixels)
     path = result_path(out, checkpoint.used, data.name, stem)
     head = space.keep_heads / path.relative_to(out / "results") if space.keep_heads and chosen.task.predicts else None
-    state: State = "new" if space.reread or problem else job_state(path, data, settings, space.skip_bad, head)
+    state: State = "new" if space.reread or problem else job_state(path, data, chosen.task, space.skip_bad, head)
     work = Work()
     if not problem and state != "done":
         job_space = replace(space, data=data.url, limit=limit, world=World())
@@ -504,9 +504,7 @@ def effective_limit(limit: int | None, data: DataUsed) -> int | None:
     return None if limit is None or all(count <= limit for count in data.images.values()) else limit
 
 
-def job_state(
-    path: Path, data: DataUsed, settings: Mapping[str, Any], skip_bad: bool, head: Path | None = None
-) -> State:
+def job_state(path: Path, data: DataUsed, task: Task, skip_bad: bool, head: Path | None = None) -> State:
     """Whether a job has a result already, and a head, if it is to be kept.
 
     ValueError if this is of other images, or of other settings than the protocol has in the same version.
@@ -522,12 +520,12 @@ def job_state(
     if result.status == "failed":
         return "failed before"
     _refuse_other_images(path, result, data)
-    _refuse_other_settings(path, result, settings)
+    _refuse_other_settings(path, result, task)
     if data.reads.keys() - result.data.reads.keys():  # added since
         return "new"
     if result.skipped and not skip_bad:  # without --skip-bad, a result needs all images
         return "failed before" if failure_path(path).exists() else "new"
-    return "done" if head is None or is_kept(head, data, settings) else "new"
+    return "done" if head is None or is_kept(head, data, task) else "new"
 
 
 def _refuse_other_images(path: Path, result: Result, data: DataUsed) -> None:
@@ -552,12 +550,12 @@ def _refuse_other_images(path: Path, result: Result, data: DataUsed) -> None:
         )
 
 
-def _refuse_other_settings(path: Path, result: Result, settings: Mapping[str, Any]) -> None:
+def _refuse_other_settings(path: Path, result: Result, task: Task) -> None:
     """ValueError if a protocol's settings were changed without a new version since an existing result was measured."""
-    if before := result.changed_since(settings):
+    if changed := result.changed_since(task):
         name, version = result.protocol.name, result.protocol.version
         changes = ", ".join(
-            f"{setting} {short(value)} then, {short(settings[setting])} now" for setting, value in before.items()
+            f"{setting} {short(before)} then, {short(now)} now" for setting, (before, now) in changed.items()
         )
         raise UserError(
             "suite",

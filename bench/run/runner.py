@@ -130,7 +130,7 @@ def _run_checkpoint(
 
 def _made_meanwhile(jobs: Sequence[Job], skip_bad: bool) -> bool:
     """Whether all jobs have results by now, which another run wrote since the preparation."""
-    return all(job_state(job.path, job.data, job.settings, skip_bad, job.head) == "done" for job in jobs)
+    return all(job_state(job.path, job.data, job.chosen.task, skip_bad, job.head) == "done" for job in jobs)
 
 
 def _loaded(checkpoint: LoadedCheckpoint) -> FrozenExport:

@@ -100,7 +100,7 @@ def ties_with_best(
 
     Columns without any possible paired test are omitted, such as metrics that have no values for images. To save
     memory, only the arrays of the leaders of one group and of one other checkpoint are loaded at a time. Copies of one
-    network under several names count as one in Holm's correction, and those of the best are tied with it untested.
+    network under several names count as one in Holm's correction; those of the best with its number are not tested.
 
     columns: column -> checkpoint -> its number. best: column -> the best number, for columns that have one.
     """
@@ -118,7 +118,9 @@ def ties_with_best(
         for key in dict.fromkeys(chain.from_iterable(tested.values())):
             matches = {leader: _match(of_group, leader, key) for leader in {*leaders.values()} - {key}}
             for column, leader in leaders.items():
-                if key in tested[column] and key[1] != leader[1] and (match := matches.get(leader)):
+                numbers = tested[column]
+                is_copy = key[1] == leader[1] and numbers.get(key) == numbers[leader]
+                if key in numbers and not is_copy and (match := matches.get(leader)):
                     with suppress(ValueError):  # if no paired test is possible
                         p_values[column][key] = cache.get(match, column[1]).p
             if key not in leaders.values():
@@ -128,8 +130,7 @@ def ties_with_best(
             p = p_values[column]
             if p or len({digest for _, digest in numbers}) == 1:
                 corrected = holm_of_networks(p, network=itemgetter(1))
-                leader = leaders[column]
-                first = {key for key in numbers if numbers[key] == best[column] or key[1] == leader[1]}
+                first = {key for key in numbers if numbers[key] == best[column]}
                 tied = first | {key for key, corrected_p in corrected.items() if corrected_p > LEVEL}
                 ties[column] = Ties(frozenset(tied), frozenset(first | p.keys()))
     return ties

@@ -384,8 +384,8 @@ def check_few_bits(listing: Listing, path: Path, values: np.ndarray, step: int) 
     numbers = np.unique(values // step)
     if numbers.any() and {*listing.known_values}.issuperset(numbers.tolist()):
         raise ValueError(
-            f"{path}: a PNG of fewer than 8 bits, whose number {numbers[-1]} is read as grey {numbers[-1] * step}, "
-            f"while {numbers[-1]} is a class too; {SAVE_NUMBERS}"
+            f"{path}: a PNG of fewer than 8 bits, perhaps by an optimiser, whose number {numbers[-1]} is read as grey "
+            f"{numbers[-1] * step}, while {numbers[-1]} is a class too; {SAVE_NUMBERS}"
         )
 
 

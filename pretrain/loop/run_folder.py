@@ -18,7 +18,7 @@ from imagesets.sets import contents_differ
 
 # Images of a forward pass, if the loss depends on them; earlier versions did not record it.
 FORWARD_IMAGES = "forward_images"
-CONTENTS = "contents"  # of the images' files, likewise (imagesets.sets.contents_digest)
+CONTENTS = "contents"  # digests of the images' files (imagesets.sets.contents_digest); likewise
 # These may differ on resuming: the images may have moved, and a newer version may use other words. The last two are
 # checked separately below.
 NOT_COMPARED = ("data.url", "settings.source", "init.assumed", FORWARD_IMAGES, f"data.{CONTENTS}")

@@ -19,6 +19,7 @@ from downstream.frozen.task import class_areas
 from downstream.metrics.scores import scores
 from downstream.tasks.depth_linear import METRICS, depth_metrics, evaluation_mask, read_scene
 from imagesets.sets import open_set
+from probes.tasks.linear import PROTOCOLS as LINEAR
 
 CLASSES = {
     "linear_sgd@ibot_base_cached": {"epochs": 3},
@@ -231,12 +232,13 @@ def test_a_result_without_its_head_is_evaluated_again(bench, exports, tmp_path):
     assert code == 0 and "0 done, 2 skipped" in output and head_of(heads).stat().st_mtime_ns == written
     result = read_head(head_of(heads)).result
     data = replace(result.data, contents={"val": "bytes-times-all"})
+    task = replace(LINEAR["linear_sgd@ibot_base_cached"].task, epochs=1)
     shutil.copytree(heads, tmp_path / "earlier")
     edited = head_of(tmp_path / "earlier")
     edited.write_text(edited.read_text().replace('"contents": {}', '"contents": {"val": "bytes-copied-then"}'))
-    assert is_kept(edited, data, result.settings)
-    assert not is_kept(edited, replace(data, contents={"val": "others-times-all"}), result.settings)
-    assert not is_kept(edited, data, {**result.settings, "epochs": 2})
+    assert is_kept(edited, data, task)
+    assert not is_kept(edited, replace(data, contents={"val": "others-times-all"}), task)
+    assert not is_kept(edited, data, replace(task, epochs=2))
     caution = f"{head_of(heads).name}: trained with limit=60\n"
     words_of_head = ("--checkpoint", exports[0], "--images", "digits:", "--out", tmp_path / "labelled")
     code, _, err = bench("predict", "--head", heads, *words_of_head)

@@ -152,11 +152,17 @@ def test_a_record_has_no_confidences_unless_a_metric_is_made_of_them(tmp_path):
     arrays = read_arrays(usual_copy)
     assert set(arrays) == {"predicted", "top1"} and arrays["top1"].tolist() == correct.tolist()
     assert read_arrays(unusual_copy)["confidence"].tolist() == confidence.tolist()
-    before = stored[0].path.read_bytes()
-    save_result(tmp_path, usual, {"top1": correct[::-1], **others})  # of the same mean
-    stored[0].path.write_bytes(before)
-    with pytest.raises(ValueError, match="arrays of another result"):
-        write_record(tmp_path, tmp_path / "record")
+    others_arrays = (
+        (usual, {"top1": correct[::-1], **others}),
+        (unusual, {"confidence": confidence[::-1]}),
+    )  # same means
+    for entry, (result, other), (_, own) in zip(stored, others_arrays, written_arrays, strict=True):
+        before = entry.path.read_bytes()
+        save_result(tmp_path, result, other)
+        entry.path.write_bytes(before)
+        with pytest.raises(ValueError, match="arrays of another result"):
+            write_record(tmp_path, tmp_path / "record")
+        save_result(tmp_path, result, own)
 
 
 def test_json_of_a_record_keeps_every_value_and_has_a_line_for_each_inner_list():

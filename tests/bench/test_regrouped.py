@@ -94,7 +94,7 @@ def test_notes_say_which_networks_are_one_and_that_seeds_differ(tmp_path):
 
 def test_results_of_a_protocol_changed_under_the_same_version_have_a_note(tmp_path):
     save(tmp_path, "a", 380, settings={"k": [20], "added": 1})
-    save(tmp_path, "b", 300, settings={"k": [20]})
+    save(tmp_path, "b", 300, settings={"k": [20.0]})
     assert not read_leaderboard(tmp_path).caveats["pets/knn@dino"]
     save(tmp_path, "c", 300, settings={"k": [5, 10]})
     (note,) = read_leaderboard(tmp_path).caveats["pets/knn@dino"]
@@ -111,6 +111,9 @@ def test_copies_of_a_network_change_no_rank_of_another(tmp_path):
     for name in ("b", "b-copy"):
         shutil.rmtree(next((tmp_path / "results").glob(f"{name}-0*")))
     assert {*read_leaderboard(tmp_path).ranks(COLUMN).values()} == {"1-2"}
+    save(tmp_path, "a-copy", 100, number=ord("a"))  # as at another image size
+    save(tmp_path, "b", 194, number=ord("b"))
+    assert {name: rank for (name, _), rank in read_leaderboard(tmp_path).ranks(COLUMN).items()}["a-copy"] == "3"
     p = {("b", "start"): 0.03, ("c", "start"): 0.03, ("b", "pixels"): 0.03, ("d", "start"): 0.2}
     corrected = holm_of_networks(p, network=lambda test: (test[0].replace("c", "b"), test[1]))
     assert list(corrected.values()) == pytest.approx([0.09, 0.09, 0.09, 0.2])

@@ -1,7 +1,7 @@
 """Result files are read back equal; unknown fields are ignored, anything else wrong is refused."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from bench.results.record import (
     write_result,
 )
 from bench.results.store import StoredResult
-from engine.tasks import Workspace
+from engine.tasks import ADDED, Task, Workspace
 from tools import result_fields
 
 RESULT = Result(
@@ -181,3 +181,17 @@ def test_training_costs_are_written_with_times_and_devices():
 )
 def test_times_are_written_in_the_largest_unit_not_above_them(seconds, text):
     assert time_text(seconds / 3600) == text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grown(Task):
+    ks: tuple[int, ...] = (1, 2)
+    new: int = field(default=0, metadata=ADDED)
+
+
+def test_settings_that_changed_since_a_result_are_found_also_those_that_were_added():
+    checkpoint, metrics = made_checkpoint("a", 1), {"top1": MetricRecord(value=50.0)}
+    result = made_result(checkpoint, metrics, settings={"ks": [1, 2], "gone": 3})
+    assert not result.changed_since(Grown())
+    assert result.changed_since(Grown(ks=(1,), new=5)) == {"new": (0, 5), "ks": ([1, 2], [1])}
+    assert made_result(checkpoint, metrics, settings={"new": 5}).changed_since(Grown()) == {"new": (5, 0)}
