@@ -152,11 +152,8 @@ def test_a_record_has_no_confidences_unless_a_metric_is_made_of_them(tmp_path):
     arrays = read_arrays(usual_copy)
     assert set(arrays) == {"predicted", "top1"} and arrays["top1"].tolist() == correct.tolist()
     assert read_arrays(unusual_copy)["confidence"].tolist() == confidence.tolist()
-    others_arrays = (
-        (usual, {"top1": correct[::-1], **others}),
-        (unusual, {"confidence": confidence[::-1]}),
-    )  # same means
-    for entry, (result, other), (_, own) in zip(stored, others_arrays, written_arrays, strict=True):
+    of_equal_mean = ({"top1": correct[::-1], **others}, {"confidence": confidence[::-1]})
+    for entry, (result, own), other in zip(stored, written_arrays, of_equal_mean, strict=True):
         before = entry.path.read_bytes()
         save_result(tmp_path, result, other)
         entry.path.write_bytes(before)

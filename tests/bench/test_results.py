@@ -190,8 +190,7 @@ class Grown(Task):
 
 
 def test_settings_that_changed_since_a_result_are_found_also_those_that_were_added():
-    checkpoint, metrics = made_checkpoint("a", 1), {"top1": MetricRecord(value=50.0)}
-    result = made_result(checkpoint, metrics, settings={"ks": [1, 2], "gone": 3})
+    result = replace(RESULT, settings={"ks": [1, 2], "gone": 3})
     assert not result.changed_since(Grown())
     assert result.changed_since(Grown(ks=(1,), new=5)) == {"new": (0, 5), "ks": ([1, 2], [1])}
-    assert made_result(checkpoint, metrics, settings={"new": 5}).changed_since(Grown()) == {"new": (5, 0)}
+    assert replace(RESULT, settings={"new": 5}).changed_since(Grown()) == {"new": (5, 0)}
