@@ -141,7 +141,7 @@ WRONG = [
     (["--set", "schedule=3"], "--set schedule=3: | WarmupCosine, TableCosine, Multistep, CosineTo, Constant"),
     (["--set", "schedule=Multistep"], "--set schedule=Multistep: | schedule.milestones"),
     (["--set", *MULTISTEP, "schedule.milestones=1,3"], "--set: | schedule.milestones=(1.0, 3.0) | epochs=2"),
-    (["--set", *MULTISTEP, "schedule.start=-1", "schedule.milestones=1"], "--set schedule.start=-1: | at least 0"),
+    (["--set", *MULTISTEP, "schedule.start=-1", "schedule.milestones=1"], "--set schedule.start=-1: | from 0 to 1"),
     (["--set", "schedule=Constant", "schedule.floor=1"], "--set schedule.floor=1: | Constant | 'floor'"),
     (["--set", "weight_decay_schedule=CosineTo"], "CosineTo: | weight_decay_schedule.end"),
     (["--set", "width=90", "heads=4"], "--set: | heads=4 | width=90"),
