@@ -12,7 +12,7 @@ N training images, n of them in a subset, D width, C classes, V validation image
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -41,6 +41,7 @@ SOLVERS: Mapping[Solver, tuple[Callable[..., logistic.Fit], float, int]] = {
 # with 16 bytes for each element of both. 1 % of ImageNet is below, 10 % above.
 MAX_IN_MEMORY = 1 << 24
 CHAIN = 5  # lambdas in a row that start from each other's weights; fixed, so that processes can share the chains
+CONTINUATIONS = 4  # times that a fit to be evaluated goes on from where its iterations ended, if its gap is too large
 UNFITTED = 0.9  # an objective above this part of ln C, which it is at W = 0, means that nothing was fitted
 
 
@@ -58,7 +59,9 @@ class FitSettings(Validated):
     solver: Solver = "lbfgs"  # our L-BFGS, or the source's: cyanure, or scikit-learn as in MIEB
     intercept: bool = field(default=False, metadata=ADDED)  # add a constant to the scores of each class, not penalised
     tolerance: PositiveFloat | None = None  # relative gap at which a fit ends; none: the solver's own
-    max_iterations: PositiveInt | None = None  # iterations of a fit; epochs for cyanure; none: the solver's own
+    # iterations of a fit, after which one to be evaluated goes on up to four times; epochs for cyanure; none: the
+    # solver's own
+    max_iterations: PositiveInt | None = None
 
     @property
     def max_gap(self) -> float:
@@ -147,6 +150,11 @@ class Fitter:
         fits, weights = [], None
         for raw_lambda in lambdas:
             fit = self.minimise(rows, raw_lambda, weights, world)
+            for _ in range(CONTINUATIONS if self.settings.solver == "lbfgs" else 0):
+                if fit.gap <= self.settings.max_gap:
+                    break
+                longer = self.minimise(rows, raw_lambda, fit.weights, world)
+                fit = replace(longer, iterations=fit.iterations + longer.iterations)
             self.check_gap(name, raw_lambda, len(rows), fit.gap, fit.iterations)
             fits.append(self.evaluate(rows, raw_lambda, fit, held_out_results, world))
             weights = fit.weights

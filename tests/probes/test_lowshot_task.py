@@ -163,6 +163,16 @@ def test_a_gap_above_tolerance_is_an_error(export, tmp_path, solver):
         task.run(export, space)
 
 
+def test_a_fit_that_its_iterations_leave_above_tolerance_goes_on_to_the_same_optimum(export, tmp_path):
+    space = workspace(tmp_path, "digits:", limit=200)
+    task = LowShot(shots=(2,), fractions=(), lambdas=(1e-2,))
+    (whole,) = task.run(export, space).facts["fits"][:1]
+    short = max(1, whole["iterations"] // 2)
+    (continued,) = replace(task, max_iterations=short).run(export, space).facts["fits"][:1]
+    assert continued["iterations"] > short and continued["gap"] <= 1e-6
+    assert continued["objective"] == pytest.approx(whole["objective"], rel=2e-6)
+
+
 def test_the_lambda_is_chosen_on_held_out_training_images(export, tmp_path):
     space = workspace(tmp_path, "digits:", limit=500)
     task = LowShot(shots=(), fractions=(1.0,), lambdas=(1e4, 1e-3, 1e-2), holdout=0.2, preprocess="none", norm=True)
