@@ -1,9 +1,9 @@
 """`bench reproduce`: published numbers, the numbers measured here, and the commands that measure them.
 
 A plan is a list of published values: a table of a source; `today`, current networks by common protocols; or `laptop`,
-four numbers that a laptop measures in half an hour. A value names its weights, protocol, settings and images. It can be
-measured by a named protocol, by a protocol with changed settings, or, for a stated reason, not at all; its weights are
-given by the user, downloaded by timm, or trained first. Measurements are read from the results in a folder.
+four numbers that a laptop measures in some 90 minutes. A value names its weights, protocol, settings and images. It can
+be measured by a named protocol, by a protocol with changed settings, or, for a stated reason, not at all; its weights
+are given by the user, downloaded by timm, or trained first. Measurements are read from the results in a folder.
 """
 
 import os
@@ -58,7 +58,7 @@ WEIGHTS = {
     "dinov3-b": "timm:vit_base_patch16_dinov3.lvd1689m",
 }
 LAPTOP = "laptop"  # name of the plan of four numbers of the smallest DINOv2
-LAPTOP_NEEDS = "about 0.6 GB of downloads, 1.5 GB of disk, and half an hour of two cores"
+LAPTOP_NEEDS = "about 0.6 GB of downloads, 1.5 GB of disk, and 90 minutes of two cores"
 DOWNLOADS = {"cifar10": "CIFAR10", "flowers102": "Flowers102"}  # set of a source -> its name for `bench data get`
 SUITE = "knn@dino,linear@dinov2,attentive@ep,lowshot@msn,segmentation_linear@dinov3,depth_linear@dinov3"
 Z95 = 1.959964  # half the width of a 95 % interval in standard errors, of a normal distribution
