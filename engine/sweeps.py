@@ -12,14 +12,15 @@ def edge_warnings(
 ) -> list[str]:
     """A line for each number that was chosen at an edge of three or more, clearly better than the one next to it.
 
-    tried: settings and, unless a training diverged, their score in percent under the name `score`; chosen: one of them.
-    Only those that differ in one setting are compared. The least 0 and the least count 1 are no edges. images: number
-    whose accuracy the score is, of which few need a larger gain, about three standard deviations; 0 for other scores.
+    tried: settings and, unless a training diverged, their score in percent under the name `score`; chosen: the settings
+    of one of them that were swept. Only those that differ in one of these are compared. The least 0 and the least count
+    1 are no edges. images: number whose accuracy the score is, of which few need a larger gain, about three standard
+    deviations; 0 for other scores.
     """
     least_gain = max(EDGE_GAIN, 100 / sqrt(images) if images else 0.0)
     warnings, names = [], [name for name, value in chosen.items() if name != score]
     for name in names:
-        row = {
+        row: dict[Any, Any] = {
             other[name]: other.get(score)
             for other in tried
             if all(other[rest] == chosen[rest] for rest in names if rest != name)
@@ -31,7 +32,7 @@ def edge_warnings(
             ends_there = kind == "smallest" and (edge == 0 or (edge == 1 and isinstance(edge, int)))
             if chosen[name] != edge or ends_there or row[inner] is None:
                 continue
-            if (gain := chosen[score] - row[inner]) >= least_gain:
+            if (gain := row[edge] - row[inner]) >= least_gain:
                 warnings.append(
                     f"{name}={edge:g} was chosen, the {kind} of {len(values)}, by {gain:.1f} points over {inner:g}: "
                     f"{'smaller' if kind == 'smallest' else 'larger'} values may be better still"

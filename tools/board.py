@@ -16,7 +16,7 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 from pathlib import Path
@@ -26,7 +26,7 @@ import numpy as np
 
 import bench
 from bench.reports.contents import BASELINES, SUPERVISED, Gain, gains, initial_weights, outcomes
-from bench.reports.leaderboard import leaderboard_of
+from bench.reports.leaderboard import leaderboard_of_stored
 from bench.reports.record import stored_results, take_up_record, write_record
 from bench.reports.site import training_log
 from bench.results.record import CheckpointUsed, MetricRecord, Result
@@ -407,7 +407,7 @@ class Record:
         """(network of the first seed, header of a column) -> its paired tests against its initial weights and raw
         pixels, corrected over the column, as a report has them."""
         results = [entry for (name, *_), entry in self.results.items() if SEED not in name]
-        board = replace(leaderboard_of(entry.result for entry in results), results=results)
+        board = leaderboard_of_stored(results)
         starts, names = initial_weights(board, self.about["starts"]), {used.key: used.name for used in board.rows}
         cache = PairedTestCache()
         by_column: dict[tuple[str, str], Gain] = {}

@@ -12,7 +12,6 @@ import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +28,7 @@ from bench.published.values import LOG, PublishedValue, published_values
 from bench.reports.contents import ReportContents, contents
 from bench.reports.drawing import svg_of
 from bench.reports.figures import training_figure
-from bench.reports.leaderboard import Leaderboard, cell_text, leaderboard_of
+from bench.reports.leaderboard import cell_text, leaderboard_of_stored
 from bench.reports.record import bibtex_entries, cited, recorded_results
 from bench.reports.site import about, starts_of, training_log, write_site
 from bench.run.index import choices_of
@@ -143,7 +142,8 @@ def recipes_page(methods: Mapping[str, ModuleType]) -> Iterator[str]:
 def method_pages(methods: Mapping[str, ModuleType]) -> dict[str, str]:
     """Path in the site -> page of each method: a command, its recipes, and its numbers, measured and published."""
     pages, boards = {}, pretraining_boards()
-    measured = {record: contents(recorded_board(record)) for record in records()}
+    boards_of = {record: leaderboard_of_stored(recorded_results(record)[0]) for record in records()}
+    measured = {record: contents(board, starts=starts_of(record)) for record, board in boards_of.items()}
     for key, module in methods.items():
         papers = [f"Paper: {paper_link(bibtex_entries()[paper][0])}\n" for paper in cited([key])]
         first = next(iter(module.RECIPES))
@@ -184,12 +184,6 @@ def method_title(module: ModuleType) -> str:
     return re.split(r"[,:] | \(", first_paragraph(module))[0]
 
 
-def recorded_board(record: Path) -> Leaderboard:
-    """The leaderboard of a record's results, without tests."""
-    results, _ = recorded_results(record)
-    return replace(leaderboard_of(stored.result for stored in results), results=results)
-
-
 def measured_section(method: str, measured: Mapping[Path, ReportContents], boards: Sequence[Record]) -> Iterator[str]:
     """The numbers and curves of a method's trainings on each record, and the picture of the first board that has it.
 
@@ -201,8 +195,7 @@ def measured_section(method: str, measured: Mapping[Path, ReportContents], board
         trained = [used for used, kind in board.kinds.items() if used.method == method and kind == "measured"]
         if not trained:
             continue
-        starts = starts_of(record)
-        initial = next((used for used in board.rows if used.name == starts.get(trained[0].name)), None)
+        initial = report.tables[0].starts.get(trained[0].key)
         columns = {used.name: used for used in trained} | ({"initial weights": initial} if initial else {})
         yield f'## Measured: {about(record)[0]}\n\nOn <a href="../{board_file(record)}">its page</a> beside the others.'
         yield f"Recipe `{trained[0].recipe}`. 95 % intervals are over validation images.\n"

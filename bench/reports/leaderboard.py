@@ -269,6 +269,14 @@ def floors_at_chosen_sizes(results: Sequence[Result]) -> list[Result]:
     ]
 
 
+def leaderboard_of_stored(
+    results: Sequence[StoredResult], problems: Iterable[str] = (), folder: Path = Path()
+) -> Leaderboard:
+    """The leaderboard of these results, without tests; arguments as for `leaderboard_with_ties`."""
+    board = leaderboard_of((stored.result for stored in results), problems)
+    return replace(board, results=results, folder=folder)
+
+
 def leaderboard_with_ties(
     results: Sequence[StoredResult], cache: PairedTestCache, problems: Iterable[str] = (), folder: Path = Path()
 ) -> Leaderboard:
@@ -276,12 +284,12 @@ def leaderboard_with_ties(
 
     problems: as for `leaderboard_of`. folder: of the result files.
     """
-    leaderboard = leaderboard_of((stored.result for stored in results), problems)
+    leaderboard = leaderboard_of_stored(results, problems, folder)
     columns = {
         column: {key: cell.mean for key, cell in cells.items()} for column, cells in leaderboard.candidates.items()
     }
     ties = ties_with_best(columns, leaderboard.best, results, cache)
-    return replace(leaderboard, ties=ties, results=results, folder=folder)
+    return replace(leaderboard, ties=ties)
 
 
 def _cells(results: Sequence[Result]) -> dict[Column, Cell]:

@@ -167,7 +167,7 @@ class CapiTask(SquareTask):
             return unpatchify_labels(of_pixels, (grid, grid))
 
         facts: dict[str, Any] = {"patches": len(labelled.rows), **best, "tried": tried}
-        if warnings := edge_warnings(tried, tried[self.choices.index(best)], "mIoU"):
+        if warnings := edge_warnings(tried, best, "mIoU"):
             facts["warnings"] = warnings
         return Evaluated(patch_areas(labels, evaluated), facts, predict)
 

@@ -373,10 +373,8 @@ class SegmentationLinear(HeadTask):
             },
             "floor": {"prediction": f"{val.scenes.classes[constant]} everywhere", "metrics": floor},
         }
-        rates = [{"lr": head["lr"], "mIoU": head["mIoU"]} for head in tried if head["step"] == chosen.step]
-        if warnings := [
-            line for rate in rates if rate["lr"] == chosen.lr for line in edge_warnings(rates, rate, "mIoU")
-        ]:
+        beside = [head for head in tried if head["step"] == chosen.step]
+        if warnings := edge_warnings(beside, {"lr": chosen.lr}, "mIoU"):
             facts["warnings"] = warnings
         metrics = resampled_metrics(partial(weighted_scores, [areas]), len(areas))
         return Outcome(

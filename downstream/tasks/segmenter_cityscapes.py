@@ -119,8 +119,7 @@ class Segmenter(Segmentation):
         best = max(tried, key=lambda lr: tried[lr].metrics["mIoU"])
         others = [self.run_training(self.plan_at(best, export, split, val, space.seed), space) for split in splits[1:]]
         facts = self.facts(tried, best)
-        rates = facts["per_learning_rate"]
-        edges = edge_warnings(rates, next(rate for rate in rates if rate["lr"] == best), "mIoU")
+        edges = edge_warnings(facts["per_learning_rate"], {"lr": best}, "mIoU")
         facts["warnings"] = [*self.recipe_warnings(export, train, tried[best].batch), *edges]
         chosen_on_val = bool(facts["chosen_on"])
         return segmentation_outcome([tried[best], *others], splits, val, missing_classes, facts, chosen_on_val)

@@ -482,9 +482,8 @@ class Probe:
             for metric, correct in ((name, head_hits.top1), (name.replace("top1", "top5"), head_hits.top5)):
                 metrics[metric] = accuracy(correct, features.indices, len(self.val), chosen_on_val=by_val)
         record = sweep.record(len(self.selection_features[1]))
-        names = ("readout", "lr", "weight_decay", "best")
-        grid = [{name: head[name] for name in names if name in head} for head in record["grid"]]
-        edges = edge_warnings(grid, grid[sweep.best_index], "best", record["selection_images"])
+        chosen = {name: record["chosen"][name] for name in ("readout", "lr", "weight_decay")}
+        edges = edge_warnings(record["grid"], chosen, "best", record["selection_images"])
         facts = {
             "train": self.train_facts(sweep),
             "val": features.facts,

@@ -273,9 +273,8 @@ class Knn(PooledTask):
         facts: dict[str, Any] = {"train": gallery.facts, "val": queries.facts, "gallery": len(gallery)}
         if several:
             facts["per_temperature"] = sweep
-            tried = [{"T": entry["T"], "top1": entry["top1"]} for entry in sweep[f"k{ks[0]}"]]
-            chosen = tried[self.temperature.index(self.best_temperature(hits, ks[0]))]
-            warnings = [*warnings, *edge_warnings(tried, chosen, "top1", len(queries))]
+            chosen = {"T": self.best_temperature(hits, ks[0])}
+            warnings = [*warnings, *edge_warnings(sweep[f"k{ks[0]}"], chosen, "top1", len(queries))]
         warnings = [*filter(None, warnings), *equal_features_warning(gallery, [self.kind])]
         if dropped := [k for k in self.k if k > len(gallery)]:
             facts["k_beyond_the_gallery"] = dropped

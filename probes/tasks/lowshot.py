@@ -292,10 +292,9 @@ class LowShot(FitSettings, PooledTask):
                 deviation = float(np.std(values, ddof=ddof))
                 metrics[f"{metric}_std"] = Metric(value=deviation, higher_is_better=None, deviation_of=metric)
             all_warnings += [f"{metric}: {fit.warning}" for fit in fits if fit.warning][:1]
-            trials = [{name: trial[name] for name in ("lambda", "top1")} for trial in fits[0].record.get("holdout", ())]
-            held_out = round(self.holdout * fits[0].record["images"])
-            for chosen in (trial for trial in trials if trial["lambda"] == fits[0].raw_lambda):
-                all_warnings += edge_warnings(trials, chosen, "top1", held_out)
+            record, chosen = fits[0].record, {"lambda": fits[0].raw_lambda}
+            held_out = round(self.holdout * record["images"])
+            all_warnings += edge_warnings(record.get("holdout", ()), chosen, "top1", held_out)
         for split, count in constant.items():
             all_warnings += [f"{count} {split} images have constant features, taken as zero"] if count else []
         first_subset = fits_by_subset[0][0]
