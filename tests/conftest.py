@@ -1,5 +1,6 @@
-"""For all tests: no network, no test without cases, what this Python lacks, and the order of tests in processes."""
+"""For all tests: no network, no test without cases, no process left, what this Python lacks, and the tests' order."""
 
+import multiprocessing
 import os
 import re
 import sys
@@ -106,6 +107,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         share = [item for tests in slow[number::count] for item in tests]
         ordered += [*share, *islice(quick, max(0, len(items) // count - len(share)))]
     items[:] = [*ordered, *quick]
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left() -> Iterator[None]:
+    """Fail a test that leaves a process running: a loader's processes end with what reads them, also after an error."""
+    before = {*multiprocessing.active_children()}
+    yield
+    assert {*multiprocessing.active_children()} <= before
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -51,7 +51,7 @@ from engine.progress import Progress, span
 from engine.seeding import AUGMENT, DROP, seeded, shuffled, stream_seeds
 from engine.tasks import Workspace
 from engine.training.interruptions import Stopped, listening
-from engine.training.loading import ignore_signals
+from engine.training.loading import ignore_signals, loaded_by
 from engine.training.schedules import MAX_SHOWN_LOSSES, Schedule, TrainProgress, check_finite
 from engine.training.states import newest_intact, save_interval, write_state
 
@@ -345,6 +345,14 @@ class QuietRunner(Runner):
     def dump_config(self) -> None:
         """Do nothing: there is no configuration file."""
 
+    def train(self) -> nn.Module:
+        """Train. The loader processes end with it: the training's have not read all, and an error would keep them."""
+        try:
+            return super().train()
+        finally:
+            self._train_dataloader.close()
+            self._val_dataloader.close()
+
     def load_checkpoint(self, filename: str, map_location: Any = "cpu", **settings: Any) -> dict[str, Any]:
         with quiet_libraries():  # they print that they load
             return super().load_checkpoint(filename, map_location, **settings | {"strict": True})
@@ -356,14 +364,21 @@ class SynchronisedLoader(DataLoader):
     This costs one small message between processes per batch; otherwise the others would wait for gradients forever.
     """
 
+    batches: Generator[Any] | None = None  # of the newest pass
+
     def __init__(self, images: Any, world: World, **settings: Any) -> None:
         super().__init__(images, collate_fn=pseudo_collate, worker_init_fn=ignore_signals, **settings)
         self.world = world
 
     def __iter__(self) -> Iterator[Any]:
-        batches = super().__iter__()
-        while (batch := self.world.on_all_ranks(partial(next, batches, None))) is not None:
+        self.batches = loaded_by(self)
+        while (batch := self.world.on_all_ranks(partial(next, self.batches, None))) is not None:
             yield batch
+
+    def close(self) -> None:
+        """End the loader processes of a pass that did not come to its end."""
+        if self.batches:
+            self.batches.close()
 
 
 class AutocastWrapper(OptimWrapper):
@@ -457,7 +472,6 @@ def build_runner(
     state = world.on_rank0(lambda: newest_intact(folder / "states", STATE_SUFFIX))
     train_images, val_images = images
     workers = loader_processes(space, len(plan.train))
-    loading = {"num_workers": workers, "persistent_workers": workers > 0}
     positions = PositionSampler(size, iterations, world.rank, world.size)
     name = f"{folder.name}_{time.time_ns()}"  # mmengine's loggers and message hubs are global, by name
     with quiet_libraries():
@@ -466,7 +480,11 @@ def build_runner(
             model=model,
             work_dir=str(folder),
             train_dataloader=SynchronisedLoader(
-                PositionDataset(train_images, space.seed), world, batch_size=size, sampler=positions, **loading
+                PositionDataset(train_images, space.seed),
+                world,
+                batch_size=size,
+                sampler=positions,
+                num_workers=workers,
             ),
             train_cfg={
                 "type": IterBasedTrainLoop,
@@ -478,7 +496,7 @@ def build_runner(
                 space.device, space.precision, optimizer=optimizer, accumulative_counts=accumulation
             ),
             val_dataloader=SynchronisedLoader(
-                val_images, world, sampler=DefaultSampler(val_images, shuffle=False), **loading
+                val_images, world, sampler=DefaultSampler(val_images, shuffle=False), num_workers=workers
             ),
             val_cfg={"type": EvaluationLoop},
             val_evaluator=Evaluator([evaluations.metric]),

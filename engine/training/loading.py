@@ -2,7 +2,7 @@
 
 import multiprocessing
 import signal
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, Protocol
 
@@ -102,7 +102,7 @@ def ignore_signals(worker: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(EXIT_GRACE))
 
 
-def loaded_by(loader: Iterable[Any]) -> Generator[Any]:
+def loaded_by(loader: DataLoader) -> Generator[Any]:
     """The items of a DataLoader; its processes end when this generator is closed or raises an error.
 
     torch ends them only when nothing refers to its iterator any more. After an error the traceback refers to it, so
@@ -112,9 +112,9 @@ def loaded_by(loader: Iterable[Any]) -> Generator[Any]:
     """
     before = {*multiprocessing.active_children()}
     try:
-        if getattr(loader, "num_workers", 0):
+        if loader.num_workers:
             multiprocessing.Lock()  # if this fails, torch's iterator would too, with a traceback of its own
-        batches: Any = iter(loader)
+        batches: Any = DataLoader.__iter__(loader)  # also of a subclass whose own __iter__ calls this function
     except (RuntimeError, OSError) as error:  # a loader was killed while others were being started, or none can start
         for process in {*multiprocessing.active_children()} - before:
             process.kill()

@@ -70,12 +70,12 @@ class KillingDataset(Dataset):
 
 def test_loader_processes_end_when_one_is_killed():
     """Also while the error is kept, and with it the frames that hold the loader."""
-    errors = []
+    errors, before = [], {*multiprocessing.active_children()}
     try:
         list(loaded_by(DataLoader(KillingDataset(), batch_size=None, num_workers=2, worker_init_fn=ignore_signals)))
     except RuntimeError as error:
         errors.append(error)
-    assert errors and not multiprocessing.active_children()
+    assert errors and {*multiprocessing.active_children()} <= before
     assert "fewer --workers" in in_one_line(errors[0])
 
 
