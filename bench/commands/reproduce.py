@@ -8,7 +8,7 @@ from engine.errors import UserError
 from engine.settings import PositiveInt
 
 EPILOG = """A plan is a table of a source, such as extrema:table7; `today`: current networks by six protocols; or
-`laptop`: four numbers of DINOv2's smallest ViT, in some 90 minutes.
+`laptop`: four numbers of DINOv2's smallest ViT, three of them after some 35 minutes of two cores.
 
 examples:
   bench reproduce                                   the tables, and how much of each is within reach

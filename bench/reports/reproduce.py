@@ -1,7 +1,7 @@
 """`bench reproduce`: published numbers, the numbers measured here, and the commands that measure them.
 
 A plan is a list of published values: a table of a source; `today`, current networks by common protocols; or `laptop`,
-four numbers that a laptop measures in some 90 minutes. A value names its weights, protocol, settings and images. It can
+four numbers that a laptop measures. A value names its weights, protocol, settings and images. It can
 be measured by a named protocol, by a protocol with changed settings, or, for a stated reason, not at all; its weights
 are given by the user, downloaded by timm, or trained first. Measurements are read from the results in a folder.
 """
@@ -58,7 +58,8 @@ WEIGHTS = {
     "dinov3-b": "timm:vit_base_patch16_dinov3.lvd1689m",
 }
 LAPTOP = "laptop"  # name of the plan of four numbers of the smallest DINOv2
-LAPTOP_NEEDS = "about 0.6 GB of downloads, 1.5 GB of disk, and 90 minutes of two cores"
+# 87,200 images at 224 px, 13.9 a second on two cores of a Zen 4 in float32 (docs/log.md); the last number takes 60,000.
+LAPTOP_NEEDS = "about 0.6 GB of downloads, 1.5 GB of disk, and 105 minutes of two cores, three numbers after 35"
 DOWNLOADS = {"cifar10": "CIFAR10", "flowers102": "Flowers102"}  # set of a source -> its name for `bench data get`
 SUITE = "knn@dino,linear@dinov2,attentive@ep,lowshot@msn,segmentation_linear@dinov3,depth_linear@dinov3"
 Z95 = 1.959964  # half the width of a 95 % interval in standard errors, of a normal distribution
@@ -116,6 +117,7 @@ def on_a_laptop() -> list[PublishedValue]:
     # MIEB's cut of Flowers-102 is nowhere but on the Hub: the official split stands in for it, and the table says so.
     official = {"flowers-mieb": "flowers102"}
     plan = [replace(value, data=official.get(value.data, value.data)) for value in [*few_shot, *full]]
+    plan.sort(key=lambda value: value.data == "cifar10")  # last, as it has seven times as many images
     return [value for value in plan if value.checkpoint == "dinov2-s"]
 
 
@@ -339,9 +341,10 @@ def missing(plan: Sequence[PublishedValue], setup: Setup) -> Iterator[str]:
 def script(name: str, plan: Sequence[PublishedValue], setup: Setup, suite: str | None = None) -> Iterator[str]:
     """The lines of a shell script that measures a plan: values, and below them the commands that measure them.
 
-    suite: by which `plan_of` chose the values.
+    suite: by which `plan_of` chose the values. Each value of LAPTOP has a command of its own, and is compared at once:
+    somebody waits for it.
     """
-    out = str(setup.out)
+    out, one_by_one = str(setup.out), name == LAPTOP
     data = [f"{data}={url}" for data, url in setup.data.items()]
     checkpoints = [f"{weights}={reference}" for weights, reference in setup.checkpoints.items()]
     yield from ("#!/usr/bin/env bash", f"# {name}: {caption_of(name)}")
@@ -355,9 +358,13 @@ def script(name: str, plan: Sequence[PublishedValue], setup: Setup, suite: str |
     runs: dict[tuple[str, ...], list[PublishedValue]] = {}
     for value in plan:
         weights = (run_name(value), value.network, value.pretraining, value.importer)
-        runs.setdefault((*weights, value.settings, value.data, unmeasured(value)), []).append(value)
+        own = value.protocol if one_by_one else ""
+        runs.setdefault((*weights, value.settings, value.data, own, unmeasured(value)), []).append(value)
     written: set[str] = set()
-    for values in runs.values():
+    compare = command_line("reproduce", name, suite=suite, out=out)
+    for number, values in enumerate(runs.values()):
+        if one_by_one and number:
+            yield compare
         yield ""
         for value in values:
             published = "not published" if isnan(value.value) else f"published {value.value:g}"
@@ -372,7 +379,6 @@ def script(name: str, plan: Sequence[PublishedValue], setup: Setup, suite: str |
                 yield line
                 written.add(line)
     yield ""
-    compare = command_line("reproduce", name, suite=suite, out=out)
     yield f"{compare} | tee {shlex.quote(f'{out}-published.md')}"
     if any(" run " in line for line in written):
         yield command_line("record", out, to=f"{out}-record")

@@ -74,9 +74,9 @@ from probes.scores import (
 )
 from probes.splits import not_held_out_warning, open_splits
 
-# With up to so many training images, features of all are extracted, because other tasks read them, too. With more, only
-# those of the subsets are, unless all are on disk.
-EXTRACT_ALL_UP_TO = 100_000
+# Features of all training images are extracted, as other tasks read them, too, if the subsets have at least this share
+# of them, or if all are on disk; otherwise those of the subsets alone.
+EXTRACT_ALL_FROM = 0.25
 
 # For plans: iterations of a fit, tens in float32 and another ten in float64 (docs/log.md), of two matrix products each.
 STEPS = 60
@@ -144,7 +144,7 @@ class LowShot(FitSettings, PooledTask):
         if scale.several_labels:  # a fit with two classes for each class
             counts, classes = counts * scale.classes, 2
         fits = len(self.lambdas) + bool(self.holdout)  # of each subset
-        read = train if train <= EXTRACT_ALL_UP_TO else min(train, sum(counts))
+        read = sum(counts) if sum(counts) < EXTRACT_ALL_FROM * train else train
         passes = {"train" if read == train else "few of train": read, "val": scale.images["val"]}
         # A fit is computed in the smaller of the spaces of its images and of their features.
         flops = 4.0 * STEPS * sum(count * min(count, spec.width) * classes for count in counts) / max(len(counts), 1)
@@ -163,8 +163,9 @@ class LowShot(FitSettings, PooledTask):
         shots, shots_warning = possible_shots(train, self.shots, bool(self.fractions), self.draws)
         subsets = draw_subsets(train, shots, self.fractions, self.splits, space.seed, self.lists, self.draws)
         transform, indices = transform_of(export, space, self), subset_indices(train, subsets)
-        reads_all = world.gather_objects(self.extracts_all(export, train, transform, space))[0]
-        needed = np.arange(len(train)) if reads_all else np.unique(np.concatenate(indices))
+        used = np.unique(np.concatenate(indices))
+        reads_all = world.gather_objects(self.extracts_all(export, train, len(used), transform, space))[0]
+        needed = np.arange(len(train)) if reads_all else used
         images = train if reads_all else train.subset(needed, f"union-of-{len(subsets)}-subsets")
         gallery = extract(export, images, [self.kind], space, transform)
         queries = extract(export, val, [self.kind], space, transform)
@@ -174,10 +175,9 @@ class LowShot(FitSettings, PooledTask):
         fitter = self.fitter(gallery, queries, len(train.classes), space, per_class)
         names = [f"{subset.name} of split {subset.split}" for subset in subsets]
         fits_by_subset = list(zip(subsets, fit_subsets(fitter, names, rows, world), strict=True))
-        used = np.unique(np.concatenate(rows))
         constant = world.on_rank0(
             lambda: {
-                "train": fitter.train.count_constant(used),
+                "train": fitter.train.count_constant(np.unique(np.concatenate(rows))),
                 "val": fitter.val.count_constant(np.arange(len(queries))),
             }
         )
@@ -233,9 +233,11 @@ class LowShot(FitSettings, PooledTask):
             cost=cost(gallery, queries),
         )
 
-    def extracts_all(self, export: FrozenExport, train: ImageSet, transform: EvalTransform, space: Workspace) -> bool:
-        """Whether to extract features of all training images: if they are few, or on disk."""
-        if len(train) <= EXTRACT_ALL_UP_TO:
+    def extracts_all(
+        self, export: FrozenExport, train: ImageSet, used: int, transform: EvalTransform, space: Workspace
+    ) -> bool:
+        """Whether to extract features of all training images: if many of them are used, or if all are on disk."""
+        if used >= EXTRACT_ALL_FROM * len(train):
             return True
         extraction = Extraction(export=export, image_set=train, kinds=(self.kind,), space=space, transform=transform)
         return extraction.is_complete(extraction.open_store())

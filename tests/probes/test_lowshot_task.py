@@ -103,14 +103,15 @@ def test_subsets_are_nested_balanced_and_differ_between_splits_and_seeds():
     assert len(set(drawn)) == 6
 
 
-def test_large_sets_are_extracted_partially_with_the_same_numbers(export, tmp_path, monkeypatch):
+def test_few_of_the_images_are_extracted_alone_with_the_same_numbers(export, tmp_path, monkeypatch):
     task = LowShot(shots=(1, 2), fractions=(), lambdas=(0.0025,), splits=2)
-    full = task.run(export, workspace(tmp_path / "a", "digits:"))
-    monkeypatch.setattr(lowshot, "EXTRACT_ALL_UP_TO", 100)
-    partial = task.run(export, workspace(tmp_path / "b", "digits:"))
+    partial = task.run(export, workspace(tmp_path / "a", "digits:"))
+    monkeypatch.setattr(lowshot, "EXTRACT_ALL_FROM", 0.0)
+    full = task.run(export, workspace(tmp_path / "b", "digits:"))
     assert full.facts["train"]["images"] == 1297 and partial.facts["train"]["images"] < 41
     assert partial.numbers == pytest.approx(full.numbers, abs=0.5)
-    again = task.run(export, workspace(tmp_path / "a", "digits:"))
+    monkeypatch.undo()
+    again = task.run(export, workspace(tmp_path / "b", "digits:"))
     assert again.facts["train"]["images"] == 1297 and again.cost["forwards"] == 0
 
 
