@@ -258,6 +258,18 @@ def read_json(path: Path | str, most: int = MAX_JSON, type: Any = Any) -> Any:
         raise ValueError(f"{path}: {error}") from error
 
 
+def json_bytes(value: Any) -> bytes:
+    """A value as JSON, also with numpy's floats. TypeError for what JSON cannot represent."""
+    return msgspec.json.encode(value, enc_hook=plain)
+
+
+def plain(value: Any) -> float:
+    """For msgspec, which does not recognise numpy's float64, a subclass of float."""
+    if isinstance(value, float):
+        return float(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
 def read_json_lines(path: Path | str) -> list[dict[str, Any]]:
     """The JSON objects in the lines of a regular file, without lines that a kill cut short. Raises as `read_text`."""
     values = []

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 from safetensors.torch import save
 
-from bench.results.record import DataUsed, Result, plain
+from bench.results.record import DataUsed, Result
 from checkpoints.frozen import FrozenExport
 from engine.errors import UserError, in_one_line
-from engine.files import read_json, sha256_of_file, write_atomic
+from engine.files import plain, read_json, sha256_of_file, write_atomic
 from engine.tasks import Head, Predicts, Task, Workspace
 
 FORMAT = 1

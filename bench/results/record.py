@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from engine.errors import option
-from engine.files import digest, open_regular, read_json, write_atomic
+from engine.files import digest, open_regular, plain, read_json, write_atomic
 from engine.tasks import Task, Workspace, added_settings, as_json, settings_of
 from imagesets.sets import contents_differ
 
@@ -537,10 +537,3 @@ def result_files(out: Path) -> Iterator[Path]:
 def images_seen(data: DataUsed, limit: int | None) -> int:
     """Number of validation images that a task evaluates, given its limit."""
     return min(data.images["val"], data.images["val"] if limit is None else limit)
-
-
-def plain(value: Any) -> float:
-    # numpy's float64 is a subclass of float, which msgspec does not recognise.
-    if isinstance(value, float):
-        return float(value)
-    raise TypeError(f"{type(value).__name__} is not JSON")

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from bench.results.record import DataUsed, Result, read_arrays, read_result
-from engine.files import digest, read_json, write_atomic
+from engine.files import digest, json_bytes, read_json, write_atomic
 
 VERSION = 1  # raise it when the same file would be read differently
 
@@ -103,7 +103,7 @@ def read_results(out: Path) -> tuple[list[StoredResult], list[str]]:
         identity = digest([str(path).removeprefix(str(out)), current, arrays])[:24]
         results.append(StoredResult(path=path, result=entry["result"], identity=identity))
     if cached != earlier:
-        write_cache(_cache_file(out), msgspec.json.encode({"version": _version(), "results": cached}))
+        write_cache(_cache_file(out), json_bytes({"version": _version(), "results": cached}))
     return results, problems
 
 

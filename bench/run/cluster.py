@@ -32,10 +32,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-import msgspec
-
 from engine.errors import UserError
-from engine.files import locked, open_regular, read_json, write_atomic
+from engine.files import json_bytes, locked, open_regular, read_json, write_atomic
 from engine.optional import require
 from engine.printing import counted, printable, say, table
 
@@ -272,7 +270,7 @@ def launch(options: Launched, tasks_of: Callable[[Launched, set[str]], list[Task
         try:
             date = datetime.now(UTC).isoformat(timespec="seconds")
             submission = Submission(date=date, tasks=tuple(submit_to_slurm(folder, tasks, options)))
-            write_atomic(folder / SUBMISSION, msgspec.json.encode(submission))
+            write_atomic(folder / SUBMISSION, json_bytes(submission))
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise

@@ -17,7 +17,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from PIL import Image
 
@@ -28,7 +27,7 @@ from checkpoints.export import read_tensors
 from checkpoints.frozen import FrozenExport
 from downstream.data.overlays import class_colours, tinted
 from engine.errors import UserError
-from engine.files import locked_or_refused, open_regular, read_json, write_atomic
+from engine.files import json_bytes, locked_or_refused, open_regular, read_json, write_atomic
 from engine.printing import csv_text, say
 from engine.progress import Progress
 from engine.tasks import Emit, Head, Task, Workspace
@@ -158,7 +157,7 @@ def write_predictions(head: LoadedHead, images: ImageSet, out: Path) -> Path:
             raise UserError("out", "it has predictions by another head, or of other images: choose a new folder", out)
         if table.exists() and not state.exists():
             raise UserError("out", f"its {TABLE} is not by bench predict: choose a new folder", out)
-        write_atomic(state, msgspec.json.encode({**identity, "contents": contents or images.contents}) + b"\n")
+        write_atomic(state, json_bytes({**identity, "contents": contents or images.contents}) + b"\n")
         rows = Rows(head.file, images, out)
         complete = complete_rows(table, rows.header)
         done_before = [row[0] for row in complete[1:]]

@@ -23,6 +23,7 @@ Shapes: N images, R resamples.
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import sqrt
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -175,7 +176,7 @@ def paired_t(differences: np.ndarray) -> tuple[tuple[float, float], float]:
     from scipy.special import stdtr, stdtrit
 
     freedom, mean = len(differences) - 1, float(differences.mean())
-    error = float(differences.std(ddof=1)) / np.sqrt(len(differences))
+    error = float(differences.std(ddof=1)) / sqrt(len(differences))
     half = error * float(stdtrit(freedom, 1 - LEVEL / 2))
     return (mean - half, mean + half), 2 * float(stdtr(freedom, -abs(mean) / error))
 

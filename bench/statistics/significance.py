@@ -20,7 +20,7 @@ from bench.results.store import StoredResult, write_cache
 from bench.statistics.intervals import LEVEL
 from bench.statistics.matching import Match, match_results, paired_test
 from bench.statistics.paired import PairedTest, holm_of_networks
-from engine.files import read_json
+from engine.files import json_bytes, read_json
 
 VERSION = 3  # raise it when the same values would be tested differently
 
@@ -56,7 +56,7 @@ class PairedTestCache:
             merged[pair] = merged.get(pair, {}) | tests
         known = set(identities)
         current = {pair: tests for pair, tests in merged.items() if known.issuperset(pair.replace("|", "+").split("+"))}
-        write_cache(self.path, msgspec.json.encode({"version": VERSION, "tests": current}))
+        write_cache(self.path, json_bytes({"version": VERSION, "tests": current}))
         self.is_new = False
 
     def _read(self) -> dict[str, dict[str, PairedTest]]:

@@ -16,7 +16,7 @@ from bench.results import store
 from bench.results.record import CheckpointUsed, MetricRecord, Result, read_result, record, result_files, write_result
 from bench.statistics import matching, significance
 from bench.statistics.compare import compare
-from bench.statistics.paired import PairedTest
+from bench.statistics.paired import PairedTest, compare_images, compare_resamples
 from bench.statistics.significance import PairedTestCache
 
 
@@ -230,6 +230,21 @@ def test_caches_are_merged_and_tests_of_removed_results_dropped(tmp_path, tests_
         cache.save({"a", "b", "c"})
     kept = PairedTestCache(tmp_path / "p.json").tests
     assert kept == {"a|b": {"top1": made_test(p=0.5)}, "a|c": {"top1": made_test(p=0.25)}}
+
+
+@pytest.mark.parametrize(("images", "unit"), [(100, "correct"), (100, "loss"), (6000, "loss"), (6000, "resampled")])
+def test_tests_of_every_kind_are_cached(tmp_path, monkeypatch, images, unit):
+    """With the numbers that numpy gives them: exact, by bootstrap, by the t test, and of resamples."""
+    values = np.random.default_rng(0).random((2, images))
+    if unit == "resampled":
+        computed = compare_resamples((values[0].mean(), values[1].mean()), values, 40)
+    else:
+        computed = compare_images(*(values > 0.5 if unit == "correct" else values).astype(np.float32), resamples=50)
+    monkeypatch.setattr(significance, "paired_test", lambda match, metric: computed)
+    cache = PairedTestCache(tmp_path / "tests.json")
+    cache.get(SimpleNamespace(identities=[["a"], ["b"]]), "top1")
+    cache.save({"a", "b"})
+    assert PairedTestCache(tmp_path / "tests.json").tests == {"a|b": {"top1": computed}}
 
 
 def test_tests_of_results_without_a_digest_are_not_cached(tests_of):
