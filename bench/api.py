@@ -354,7 +354,9 @@ def evaluate_suite(
     options: Options | None = None,
     progress: Progress | None = None,
 ) -> "Results":
-    """Evaluate one or several checkpoints by several protocols on several image sets, reading images only once.
+    """Evaluate one or several checkpoints by several protocols on several image sets.
+
+    Protocols with the same crop and interpolation share a checkpoint's pass over the images.
 
     suite: a suite ("frozen"), a task ("knn"), a protocol, or several of these separated by commas. data: URLs, or a
     dictionary, name -> URL or images in memory as for `evaluate`. settings: by "TASK.FIELD", such as

@@ -145,7 +145,7 @@ class LowShot(FitSettings, PooledTask):
             counts, classes = counts * scale.classes, 2
         fits = len(self.lambdas) + bool(self.holdout)  # of each subset
         read = sum(counts) if sum(counts) < EXTRACT_ALL_FROM * train else train
-        passes = {"train" if read == train else "few of train": read, "val": scale.images["val"]}
+        passes = {"train": read, "val": scale.images["val"]}
         # A fit is computed in the smaller of the spaces of its images and of their features.
         flops = 4.0 * STEPS * sum(count * min(count, spec.width) * classes for count in counts) / max(len(counts), 1)
         solved = Part(kind="heads", count=fits * len(counts), flops=flops)
