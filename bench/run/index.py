@@ -17,7 +17,7 @@ import msgspec
 from bench.options import absent_images, named_url
 from engine.errors import UserError
 from engine.extensions import Extension, extensions, import_extension, refused_plugins
-from engine.files import read_json, sha256_of_file, write_atomic
+from engine.files import json_bytes, read_json, sha256_of_file, write_atomic
 from engine.printing import did_you_mean
 from engine.settings import alternatives, meanings, setting_text, types_of
 
@@ -192,7 +192,7 @@ def write_index() -> bool:
     """Write index.json from the code, without plugins; returns whether it changed."""
     own = [extension for kind in TASK_KINDS for extension in extensions(kind).values() if not extension.plugin]
     index = {extension.key: entry_of(extension) for extension in own}
-    content = msgspec.json.format(msgspec.json.encode(index), indent=1) + b"\n"
+    content = msgspec.json.format(json_bytes(index), indent=1) + b"\n"
     if FILE.exists() and FILE.read_bytes() == content:
         return False
     write_atomic(FILE, content)
