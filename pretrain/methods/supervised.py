@@ -106,6 +106,8 @@ _VIT_B = Recipe(
     schedule=TimmCosine(warmup=5, floor=1e-5, start=1e-6, told="epoch"),
     weight_decay=0.05,
 )
+# Told by epoch, the first two epochs would have the initial rate.
+_SHORT = TimmCosine(warmup=0.5, floor=1e-5, start=1e-4, told="update")
 _TINY = dict(architecture="vit_tiny_patch16_224", width=192, heads=3, mlp_hidden=768)
 RECIPES = {
     "vit_b": _VIT_B,
@@ -114,17 +116,16 @@ RECIPES = {
     "32px": on_32px(
         _VIT_B,
         Settings(
-            classes=10, policy="", crop_scale=(0.5, 1.0), erase=0.0, mixup=0.0, cutmix=0.0, repeated=1, drop_path=0.0
+            classes=10, policy="", crop_scale=(0.75, 1.0), erase=0.0, mixup=0.0, cutmix=0.0, repeated=1, drop_path=0.0
         ),
         source="ours: CIFAR-10, few epochs for two cores, so crops and flips alone; uses labels",
         epochs=10,
-        schedule=TimmCosine(warmup=1, floor=1e-5, start=1e-4, told="epoch"),
+        schedule=_SHORT,
     ),
     "smoke": smoke(
         _VIT_B,
         Settings(classes=10, crop_scale=(0.6, 1.0), flip=0.0, drop_path=0.0),
         source="ours: seconds on digits; uses labels",
-        # By epoch, both epochs would have the initial rate.
-        schedule=TimmCosine(warmup=0.5, floor=1e-5, start=1e-4, told="update"),
+        schedule=_SHORT,
     ),
 }
