@@ -74,8 +74,8 @@ from probes.scores import (
 )
 from probes.splits import not_held_out_warning, open_splits
 
-# Features of all training images are extracted, as other tasks read them, too, if the subsets have at least this share
-# of them, or if all are on disk; otherwise those of the subsets alone.
+# Features of all training images are extracted, as other tasks read them, too, if the subsets together are at least as
+# large as this share of them, or if all are on disk; otherwise those of the subsets alone.
 EXTRACT_ALL_FROM = 0.25
 
 # For plans: iterations of a fit, tens in float32 and another ten in float64 (docs/log.md), of two matrix products each.
@@ -163,9 +163,9 @@ class LowShot(FitSettings, PooledTask):
         shots, shots_warning = possible_shots(train, self.shots, bool(self.fractions), self.draws)
         subsets = draw_subsets(train, shots, self.fractions, self.splits, space.seed, self.lists, self.draws)
         transform, indices = transform_of(export, space, self), subset_indices(train, subsets)
-        used = np.unique(np.concatenate(indices))
-        reads_all = world.gather_objects(self.extracts_all(export, train, len(used), transform, space))[0]
-        needed = np.arange(len(train)) if reads_all else used
+        drawn = np.concatenate(indices)
+        reads_all = world.gather_objects(self.extracts_all(export, train, len(drawn), transform, space))[0]
+        needed = np.arange(len(train)) if reads_all else np.unique(drawn)
         images = train if reads_all else train.subset(needed, f"union-of-{len(subsets)}-subsets")
         gallery = extract(export, images, [self.kind], space, transform)
         queries = extract(export, val, [self.kind], space, transform)
@@ -234,10 +234,10 @@ class LowShot(FitSettings, PooledTask):
         )
 
     def extracts_all(
-        self, export: FrozenExport, train: ImageSet, used: int, transform: EvalTransform, space: Workspace
+        self, export: FrozenExport, train: ImageSet, drawn: int, transform: EvalTransform, space: Workspace
     ) -> bool:
-        """Whether to extract features of all training images: if many of them are used, or if all are on disk."""
-        if used >= EXTRACT_ALL_FROM * len(train):
+        """Whether to extract features of all training images: if many are drawn, or if all are on disk."""
+        if drawn >= EXTRACT_ALL_FROM * len(train):
             return True
         extraction = Extraction(export=export, image_set=train, kinds=(self.kind,), space=space, transform=transform)
         return extraction.is_complete(extraction.open_store())
