@@ -116,7 +116,7 @@ def _no_process_left() -> Iterator[None]:
     yield
     left = {*multiprocessing.active_children()} - before
     for process in left:
-        process.join(10)  # one that was killed needs a moment
+        process.join(60)  # one that was killed needs a moment
     assert not any(process.is_alive() for process in left)
 
 
