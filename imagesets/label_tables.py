@@ -261,8 +261,8 @@ def labelled_files(
     values = [row.label for row in rows]
     if all(isinstance(value, list) and len(value) == 1 for value in values):  # one-hot columns: a single label
         values = [value[0] for value in values]
-    elif columns_of_classes := [value for value in values if isinstance(value, list)]:
-        several, none = (sum(is_so(len(value)) for value in columns_of_classes) for is_so in ((1).__lt__, (0).__eq__))
+    elif counts := [len(value) for value in values if isinstance(value, list)]:
+        several, none = sum(count > 1 for count in counts), counts.count(0)
         notes.append(
             f"several labels per image: of {counted(len(rows), 'row')} {several} have more than one, {none} none"
         )
